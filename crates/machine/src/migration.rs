@@ -68,6 +68,9 @@ pub struct Departure {
     /// It is protected, and is to go only when it ends here without having been told to.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub protects: bool,
+    /// The other host lets it go on by itself, once it has fenced this one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fences: bool,
 }
 
 /// How far a machine's going is. Whether it was given away is what `standing.json` says.
@@ -260,7 +263,8 @@ impl Departure {
             },
             // Another one has begun since: it was here.
             Ok(Some(_)) => Verdict::Kept,
-            Ok(None) | Err(_) => Verdict::Undecided,
+            Ok(None) => Verdict::Unknown,
+            Err(_) => Verdict::Undecided,
         }
     }
 
@@ -301,9 +305,43 @@ impl Departure {
         Ok(known.filter(Departure::may_go_on_there).filter(|_| !desired_state::is_migrated(home)))
     }
 
-    /// It is protected by a copy that is whole.
+    /// It is protected, or copied to be that.
+    ///
+    /// # Errors
+    /// As [`Departure::of`].
+    pub fn of_copy(home: &MachineHome) -> Result<Option<Departure>, MachineError> {
+        let known = Departure::of(home)?.filter(|known| known.protects && known.state == DepartureState::Begun);
+        Ok(known.filter(|_| !desired_state::is_migrated(home)))
+    }
+
+    /// It is protected by a copy that may be whole.
     fn may_go_on_there(&self) -> bool {
         self.protects && self.is_whole && self.state == DepartureState::Begun
+    }
+
+    /// A protection begins: that of before is no more.
+    ///
+    /// # Errors
+    /// [`MachineError::Moved`]: the machine was given away; [`MachineError::Directory`].
+    pub fn begin_protection(&self, home: &MachineHome) -> Result<(), MachineError> {
+        let _alone = alone(home)?;
+        match desired_state::is_migrated(home) {
+            true => Err(MachineError::Moved { name: home.name().clone() }),
+            false => self.write(home),
+        }
+    }
+
+    /// The other host's copy can be whole from now on: it may go on there without being asked here.
+    ///
+    /// # Errors
+    /// [`MachineError::Moved`]: the copy is of no use any more; [`MachineError::Directory`].
+    pub fn note_whole_copy(&self, home: &MachineHome) -> Result<(), MachineError> {
+        let _alone = alone(home)?;
+        let known = Departure::of(home)?.filter(|known| known.token == self.token);
+        match known.filter(|known| known.state == DepartureState::Begun && !desired_state::is_migrated(home)) {
+            Some(known) => Departure { is_whole: true, fences: self.fences, ..known }.write(home),
+            None => Err(MachineError::Moved { name: home.name().clone() }),
+        }
     }
 
     /// The other host's copy is of no use any more: nothing that this machine says from now on waits for it.

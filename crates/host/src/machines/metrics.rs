@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onecopy_control::metrics::Metric;
+use onecopy_machine::keeper::{ProtectionRole, ProtectionState, ProtectionStatus, unix_ms};
 use onecopy_machine::migration::{Arrival, Departure, DepartureState, MigrationResult};
 use onecopy_machine::{MachineError, MachineHome, MachineStatus, NetworkStatistics, TotalFootprint};
 use tokio::sync::Mutex;
@@ -70,6 +71,7 @@ impl Observed for MachinesPage {
         let machines: Vec<_> = seen.iter().map(|seen| (seen.name(), &seen.summary.machine)).collect();
         machine_metrics(&machines, &mut text);
         migration_metrics(&seen, &mut text);
+        protection_metrics(&machines, &mut text);
         text
     }
 
@@ -91,7 +93,8 @@ impl Observed for MachinesPage {
 impl Seen {
     fn of(home: &MachineHome, summary: MachineSummary) -> Seen {
         let departure = Departure::of(home).unwrap_or_default();
-        let is_begun = departure.as_ref().is_some_and(|departure| departure.state == DepartureState::Begun);
+        let is_begun = |departure: &Departure| departure.state == DepartureState::Begun && !departure.protects;
+        let is_begun = departure.as_ref().is_some_and(is_begun);
         let is_sent = is_begun && home.has_keeper() && !home.is_migrated();
         Seen { summary, departure, arrival: Arrival::of(home).unwrap_or_default(), is_sent }
     }
@@ -150,6 +153,39 @@ fn migration_metrics(machines: &[Seen], text: &mut String) {
             pages.sample(&[("server", machine.name()), ("kind", kind)], count);
         }
     }
+}
+
+/// Of machines that are protected, and of copies that protect others.
+fn protection_metrics(machines: &[(&str, &MachineStatus)], text: &mut String) {
+    let mut add = |name, kind, help, value: &dyn Fn(&ProtectionStatus) -> Option<f64>| {
+        let mut metric = Metric::new(text, name, kind, help);
+        let protected = machines.iter().filter_map(|(name, machine)| Some((name, machine.protection.as_ref()?)));
+        for (name, status) in protected {
+            if let Some(value) = value(status) {
+                let role = if status.role == ProtectionRole::Primary { "primary" } else { "backup" };
+                metric.sample(&[("server", name), ("role", role)], value);
+            }
+        }
+    };
+    let seconds = |microseconds: u64| (microseconds > 0).then_some(microseconds as f64 / 1e6);
+    add("onecopy_machine_protected", "gauge", "1 while the other host's copy could go on; 0 while not.", &|status| {
+        Some(f64::from(u8::from(status.state == ProtectionState::Protected)))
+    });
+    add("onecopy_machine_protection_age_seconds", "gauge", "Age of the newest checkpoint that is there.", &|status| {
+        Some(unix_ms().saturating_sub(status.newest_unix_ms?) as f64 / 1e3)
+    });
+    add("onecopy_machine_protection_epochs_total", "counter", "Checkpoints that the copy has had.", &|status| {
+        Some(status.epochs as f64)
+    });
+    add("onecopy_machine_protection_bytes_total", "counter", "Bytes that were sent of them.", &|status| {
+        (status.role == ProtectionRole::Primary).then_some(status.bytes as f64)
+    });
+    add("onecopy_machine_protection_pause_seconds", "gauge", "How long it stood for the last one.", &|status| {
+        seconds(status.pause_us)
+    });
+    add("onecopy_machine_protection_held_seconds", "gauge", "From then until its output was let go.", &|status| {
+        seconds(status.held_us)
+    });
 }
 
 /// Machines, by the names of their servers or their own.

@@ -146,13 +146,15 @@ impl Machines {
         match migration::ask::<Verdict>(&record.origin, &record.keys, &order).await {
             Ok(Verdict::Given) => {}
             Ok(Verdict::Kept) => return Err(failed("it goes on where it was".to_owned()).into()),
-            Ok(Verdict::Undecided) => return Err(failed("it is not decided there yet".to_owned()).into()),
+            Ok(Verdict::Undecided | Verdict::Unknown) => {
+                return Err(failed("it is not decided there yet".to_owned()).into());
+            }
             Err(Unanswered::Unreachable(_)) if force => {}
             Err(Unanswered::Unreachable(reason)) => {
                 let remedy = "where that host is dead, and the machine will never run there again: --force";
                 return Err(failed(format!("{reason}; {remedy}")).into());
             }
-            Err(Unanswered::Refused(reason)) => return Err(failed(reason).into()),
+            Err(Unanswered::Silent(reason) | Unanswered::Refused(reason)) => return Err(failed(reason).into()),
         }
         match decide(machine, &record, true).await? {
             Gone::Running(_) => {
@@ -195,7 +197,7 @@ impl Machines {
         let order = HostOrder::Discard(departure.which(home));
         match migration::ask::<Gone>(&departure.to, &departure.keys, &order).await {
             Ok(Gone::Running(_)) => Err(failed("it runs there".to_owned()).into()),
-            Err(Unanswered::Refused(reason)) => Err(failed(reason).into()),
+            Err(Unanswered::Silent(reason) | Unanswered::Refused(reason)) => Err(failed(reason).into()),
             Err(Unanswered::Unreachable(reason)) if !force => {
                 let remedy = "where it is certain that it does not run there, and never will: --force";
                 Err(failed(format!("{reason}; {remedy}")).into())

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onecopy_machine::keeper::{ProtectionOrder, ProtectionState, ProtectionStatus};
+use onecopy_machine::keeper::{ProtectionOrder, ProtectionState, ProtectionStatus, unix_ms};
 use onecopy_machine::migration::{self, Arrival, Departure, Gone, HostOrder, Unanswered, Verdict, Which};
 use onecopy_machine::{MachineError, MachineName};
 
@@ -67,21 +67,25 @@ impl Machines {
         };
         let record = Arrival::of(home)?.filter(|record| record.protects && home.is_arriving());
         let record = record.ok_or_else(|| refused("no copy of it stands by here".to_owned()))?;
+        let status = machine.status().await.ok().and_then(|status| status.protection);
+        // Epochs come: whatever its host's daemon says, it runs there.
+        let is_followed = status.as_ref().is_some_and(|status| status.state == ProtectionState::Protected);
         let order = HostOrder::Yield(record.which(home));
         match migration::ask::<Verdict>(&record.origin, &record.keys, &order).await {
             Ok(Verdict::Given) => {}
             Ok(Verdict::Kept) => return Err(refused("it goes on where it is".to_owned()).into()),
+            Ok(Verdict::Undecided | Verdict::Unknown) | Err(_) if force && !is_followed => {}
             Ok(Verdict::Undecided) => return Err(refused("its host has not let it go".to_owned()).into()),
-            Err(Unanswered::Unreachable(_)) if force => {}
-            Err(Unanswered::Unreachable(reason)) => {
-                let status = machine.status().await.ok().and_then(|status| status.protection);
+            Ok(Verdict::Unknown) => return Err(refused("its host knows nothing of it".to_owned()).into()),
+            Err(Unanswered::Unreachable(reason) | Unanswered::Silent(reason)) if !is_followed => {
                 let age = status.and_then(|status| status.newest_unix_ms).map_or_else(String::new, |newest| {
-                    format!("; what is here of it is {:.1} s old", seconds_since(newest))
+                    format!("; what is here of it is {:.1} s old", unix_ms().saturating_sub(newest) as f64 / 1e3)
                 });
-                let remedy = "where its host is dead, and it never runs there again: --force";
+                let remedy = "where its host is dead, and it never runs there again: --force (where it has run on \
+                              alone since it was last heard of, what it sent is lost)";
                 return Err(refused(format!("{reason}{age}; {remedy}")).into());
             }
-            Err(Unanswered::Refused(reason)) => return Err(refused(reason).into()),
+            Err(reason) => return Err(refused(reason.to_string()).into()),
         }
         match decide(&machine, &record, true).await? {
             Gone::Running(_) => {
@@ -94,13 +98,7 @@ impl Machines {
 
     /// A machine that another host protects goes on there, if that is possible.
     pub(crate) async fn yield_machine(&self, which: &Which) -> Result<Verdict, HostError> {
-        let machine = self.get(&which.name)?;
-        let known = Departure::of(machine.home())?;
-        if !known.is_some_and(|known| known.protects && known.token == which.token) {
-            let (machine, to) = (which.name.to_string(), "you".to_owned());
-            let reason = "it is not protected there by this copy".to_owned();
-            return Err(MachineError::Protection { machine, to, reason }.into());
-        }
+        let Ok(machine) = self.get(&which.name) else { return Ok(Verdict::Unknown) };
         let verdict = self.verdict(which).await?;
         if verdict != Verdict::Undecided || machine.process_id().is_none() {
             return Ok(verdict);
@@ -108,10 +106,4 @@ impl Machines {
         machine.yield_to(&which.token).await?;
         Ok(Departure::verdict(machine.home(), &which.token))
     }
-}
-
-/// By this host's clock.
-fn seconds_since(unix_ms: u64) -> f64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    now.as_secs_f64() - unix_ms as f64 / 1000.0
 }

@@ -108,7 +108,13 @@ impl Machines {
     /// # Errors
     /// [`HostError::Postgres`] when there is no account to run them as.
     pub fn of(directory: Directory) -> Result<Machines, HostError> {
-        Ok(Machines { directory, user: ServiceUser::resolve(None)?, shared_storage: Vec::new(), bridges: Vec::new(), fence: None })
+        Ok(Machines {
+            directory,
+            user: ServiceUser::resolve(None)?,
+            shared_storage: Vec::new(),
+            bridges: Vec::new(),
+            fence: None,
+        })
     }
 
     /// Disks of machines that come are read in these directories, which are on storage that other hosts have under the
@@ -338,6 +344,10 @@ impl Machines {
         )?;
         if machine.process_id().is_some() || machine.home().has_keeper() {
             return Err(MachineError::Runs { name: name.clone() }.into());
+        }
+        if let Some(Departure { to, .. }) = Departure::protecting(machine.home())? {
+            let reason = format!("its copy there may go on; give it up before: onecopy vm unprotect {name}");
+            return Err(MachineError::Protection { machine: name.to_string(), to, reason }.into());
         }
         if Departure::is_needed(machine.home()) {
             let to = Departure::of(machine.home())?.map_or_else(|| "another host".to_owned(), |departure| departure.to);

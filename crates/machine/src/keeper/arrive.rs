@@ -14,7 +14,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onecopy_checkpoint::delta::{Blocks, Decoder, Destination, HeldEpoch, NoBlocks, Shape};
 use onecopy_checkpoint::link::{FailureSender, Received, Receiving};
@@ -27,14 +27,16 @@ use tokio::sync::watch;
 use super::arriving_disk::{make_disk, serve_source};
 use super::backup::{self, Copy};
 use super::guest::Begun;
-use super::link::{Answered, DestinationLink, Said, TURN_TIMEOUT, Watch, directions, message, understand};
+use super::link::{
+    Answered, DestinationLink, FENCE_WITHIN, Said, TURN_TIMEOUT, Watch, directions, message, understand,
+};
 use super::memory_file::MemoryFile;
 use super::migrate::words;
 use super::restore::{self, Restored};
 use super::server::{Launch, Server};
 use super::service::Kept;
 use super::shared_disk::SharedSnapshot;
-use super::stand_by::{self, Broken, Next};
+use super::stand_by::{self, fence};
 use super::{checkpoint, guest, memory, network};
 use crate::desired_state;
 use crate::hardware::Hardware;
@@ -46,6 +48,9 @@ const COME_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How often the source's host is asked whether a machine was given away.
 const VERDICT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long the source's host is not reached before it is fenced: its `onecopy host` may just be started anew.
+const UNREACHED_MIN: Duration = Duration::from_secs(3);
 
 /// A machine that is on its way, all of whose memory was sent once.
 pub(super) struct Arriving {
@@ -95,7 +100,7 @@ pub(super) async fn begin(
     };
     let accepted = match carried.into_std() {
         Ok(stream) => {
-            let accepted = tokio::task::spawn_blocking(move || accept(stream, record.protects));
+            let accepted = tokio::task::spawn_blocking(move || accept(stream));
             accepted.await.unwrap_or_else(|error| Err(words(error)))
         }
         Err(error) => Err(words(error)),
@@ -114,9 +119,9 @@ pub(super) async fn begin(
 }
 
 /// Reads who begins; with what ends the connection.
-fn accept(stream: UnixStream, protects: bool) -> Result<(DestinationLink, UnixStream), String> {
+fn accept(stream: UnixStream) -> Result<(DestinationLink, UnixStream), String> {
     let ender = stream.try_clone().map_err(words)?;
-    let (from, to) = directions(stream, protects).map_err(words)?;
+    let (from, to) = directions(stream).map_err(words)?;
     Ok((Receiving::accept(from, to).map_err(words)?, ender))
 }
 
@@ -222,7 +227,8 @@ fn first_rounds(
         let opened = SharedSnapshot::open(home, user, disk);
         opened.inspect_err(|error| tracing::info!(%error, "the machine's disk is not read here, and travels")).ok()
     });
-    link.say(&message(&Answered::Accepted { reads_disk: shared.is_some() })).map_err(words)?;
+    let accepted = Answered::Accepted { reads_disk: shared.is_some(), fences: record.fence.is_some() };
+    link.say(&message(&accepted)).map_err(words)?;
     let mut decoder = Decoder::new(shape);
     epoch(&mut link, &mut decoder, to.destination(), &shared)?;
     match said(&mut link)? {
@@ -263,15 +269,16 @@ impl Arriving {
         if self.copy.is_some() {
             return self.stand_by(home, user, machine).await;
         }
-        self.arrive(home, user, machine).await
+        self.arrive(home, user, machine, Instant::now()).await
     }
 
-    /// Takes the last epoch, which is to come now.
+    /// Takes the last epoch, which is to come now, or has; until `last_heard` the source cannot have missed this side.
     pub(super) async fn arrive(
         self,
         home: &MachineHome,
         user: &ServiceUser,
         machine: &Machine,
+        last_heard: Instant,
     ) -> Result<(), MachineError> {
         let record = self.record.clone();
         let (prefix, kept) = (self.prefix.clone(), Arc::clone(&self.kept));
@@ -320,7 +327,7 @@ impl Arriving {
             (Some(true), _) | (None, Ok(Said::Go {})) => go_on(home, user, machine, &record).await?,
             (None, other) => {
                 tracing::warn!(?other, "the source is lost, and whether the machine runs there is not known");
-                decide(home, user, machine, &kept, &record).await?;
+                decide(home, user, machine, &kept, &record, Some(last_heard)).await?;
             }
         }
         // It runs, whatever can be read.
@@ -338,10 +345,7 @@ impl Arriving {
         let own = home.clone();
         let received = tokio::task::spawn_blocking(move || {
             if let Some(copy) = copy {
-                return match stand_by::next(&mut link, &mut decoder, &copy).map_err(Broken::words)? {
-                    Next::Epoch => copy.synchronize().map(|()| (link, decoder)).map_err(words),
-                    Next::Said(said) => Err(format!("{said:?} came instead of its last epoch")),
-                };
+                return copy.synchronize().map(|()| (link, decoder, Some(copy))).map_err(words);
             }
             let memory = MemoryFile { file: memory_of(&own).map_err(words)?, is_new: false };
             link.say(&message(&Answered::Waiting {})).map_err(words)?;
@@ -349,11 +353,13 @@ impl Arriving {
             while decoder.devices().is_empty() {
                 epoch(&mut link, &mut decoder, &memory, &shared)?;
             }
-            Ok::<_, String>((link, decoder))
+            Ok::<_, String>((link, decoder, None))
         });
         let received = received.await.map_err(|error| MachineError::Task(format!("receiving ended: {error}")))?;
-        let (link, decoder) = received.map_err(|reason| failed(home, reason))?;
-        load(home, machine, restored, (&prefix, decoder.devices())).await?;
+        let (link, decoder, copy) = received.map_err(|reason| failed(home, reason))?;
+        let loaded = load(home, machine, restored, (&prefix, decoder.devices())).await;
+        stand_by::close(copy);
+        loaded?;
         let _ = has_snapshot.send(true);
         Ok(link)
     }
@@ -467,47 +473,57 @@ pub(super) async fn decide(
     machine: &Machine,
     kept: &Arc<Kept>,
     record: &Arrival,
+    heard: Option<Instant>,
 ) -> Result<(), MachineError> {
     if record.state == ArrivalState::Here {
         // That was promised: nobody's word changes it.
         return go_on(home, user, machine, record).await;
     }
-    match verdict(home, machine, kept, record).await? {
+    match verdict(home, machine, kept, record, heard).await? {
         Verdict::Given => go_on(home, user, machine, record).await,
-        Verdict::Kept | Verdict::Undecided => Err(keep_there(home, record)),
+        Verdict::Kept | Verdict::Undecided | Verdict::Unknown => Err(keep_there(home, record)),
     }
 }
 
-/// What becomes of a machine that may run where it comes from: that is asked there, or a person says it. An error: it
-/// has ended here.
+/// What becomes of a machine that may run where it comes from: that is asked there, or a person says it. That host may
+/// be fenced for a time after `heard`, until when it cannot have missed this side. An error: it has ended here.
 pub(super) async fn verdict(
     home: &MachineHome,
     machine: &Machine,
     kept: &Arc<Kept>,
     record: &Arrival,
+    heard: Option<Instant>,
 ) -> Result<Verdict, MachineError> {
     Ok(tokio::select! {
         ending = machine.wait_ended() => Err(failed(home, format!("it has ended before it was let go: {ending}")))?,
         goes = kept.decided(&record.token) => if goes { Verdict::Given } else { Verdict::Kept },
-        verdict = ask_until_decided(home, record) => verdict,
+        verdict = ask_until_decided(home, record, heard) => verdict,
     })
 }
 
-async fn ask_until_decided(home: &MachineHome, record: &Arrival) -> Verdict {
+async fn ask_until_decided(home: &MachineHome, record: &Arrival, heard: Option<Instant>) -> Verdict {
     let order = HostOrder::Verdict(record.which(home));
+    let mut unreached: Option<Instant> = None;
     loop {
-        match migration::ask::<Verdict>(&record.origin, &record.keys, &order).await {
-            Ok(Verdict::Undecided) => {}
+        let asked = Instant::now();
+        let is_unreached = match migration::ask::<Verdict>(&record.origin, &record.keys, &order).await {
+            Ok(Verdict::Undecided | Verdict::Unknown) => false,
             Ok(verdict) => return verdict,
-            Err(Unanswered::Unreachable(reason)) if let Some(command) = &record.fence => {
-                tracing::warn!(origin = record.origin, reason, "the source's host is not reached, and is fenced");
-                match stand_by::fence(home, record, command).await {
-                    Ok(()) => return Verdict::Given,
-                    Err(reason) => tracing::error!(command, reason, "the source's host may not be fenced"),
-                }
-            }
             Err(reason) => {
                 tracing::info!(origin = record.origin, %reason, "whether the machine was given away is not known");
+                matches!(reason, Unanswered::Unreachable(_))
+            }
+        };
+        unreached = is_unreached.then(|| unreached.unwrap_or(asked));
+        let left = heard.map_or(Duration::ZERO, |heard| FENCE_WITHIN.saturating_sub(heard.elapsed()));
+        if let (Some(command), Some(since)) = (&record.fence, unreached)
+            && since.elapsed() >= UNREACHED_MIN
+            && !left.is_zero()
+        {
+            tracing::warn!(origin = record.origin, "the source's host is not reached, and is fenced");
+            match fence(home, record, command, left).await {
+                Ok(()) => return Verdict::Given,
+                Err(reason) => tracing::error!(command, reason, "the source's host may not be fenced"),
             }
         }
         tokio::time::sleep(VERDICT_INTERVAL).await;

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use onecopy_checkpoint::PAGE_BYTES;
-use onecopy_checkpoint::delta::{Destination, HeldEpoch, Space, Version};
+use onecopy_checkpoint::delta::{Blocks, Destination, HeldEpoch, Space, Version};
 use onecopy_checkpoint::take::Cause;
 use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
 use onecopy_postgres::ServiceUser;
@@ -33,6 +33,9 @@ use crate::{MachineError, MachineHome};
 
 /// The disk's record of what its base was when it was made.
 const BASE_IDENTITY: &str = "base.identity";
+
+/// How often it is looked whether the disk's copy is written.
+const WRITTEN_LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Pieces that are copied at once.
 const COPY_PIECES: usize = 256;
@@ -51,16 +54,62 @@ pub(super) struct Copy {
     spool: File,
     staged: Mutex<Staged>,
     synchronized: Mutex<Instant>,
-    is_synchronizing: Arc<AtomicBool>,
+    written: Arc<Written>,
 }
 
-/// What an epoch has written.
+/// Whether what the disk's copy has is written.
+#[derive(Default)]
+struct Written {
+    is_under_way: AtomicBool,
+    /// It was not once: the kernel tells that to one who asks, and not again.
+    has_failed: AtomicBool,
+}
+
+/// What an epoch has written: runs that do not overlap.
 #[derive(Default)]
 struct Staged {
-    /// For each piece its place in the spool; none: zeros.
-    pieces: BTreeMap<(Space, u64), Option<u64>>,
+    runs: BTreeMap<(Space, u64), Run>,
     /// Places in the spool that are taken.
     places: u64,
+}
+
+/// Pieces that follow each other.
+#[derive(Clone, Copy)]
+struct Run {
+    count: u64,
+    /// The place of the first one in the spool; none: zeros.
+    place: Option<u64>,
+}
+
+impl Run {
+    /// Without its first pieces.
+    fn behind(self, pieces: u64) -> Run {
+        Run { count: self.count - pieces, place: self.place.map(|place| place + pieces) }
+    }
+}
+
+impl Staged {
+    /// What was written of these pieces, the last run first.
+    fn of(&self, space: Space, numbers: Range<u64>) -> impl Iterator<Item = (u64, Run)> {
+        let before_end = self.runs.range((space, 0)..(space, numbers.end)).rev();
+        before_end
+            .map(|((_, first), run)| (*first, *run))
+            .take_while(move |(first, run)| first + run.count > numbers.start)
+    }
+
+    /// In the place of whatever was written of them.
+    fn put(&mut self, space: Space, numbers: Range<u64>, place: Option<u64>) {
+        for (first, run) in self.of(space, numbers.clone()).collect::<Vec<_>>() {
+            self.runs.remove(&(space, first));
+            if first < numbers.start {
+                self.runs.insert((space, first), Run { count: numbers.start - first, ..run });
+            }
+            if first + run.count > numbers.end {
+                self.runs.insert((space, numbers.end), run.behind(numbers.end - first));
+            }
+        }
+        self.runs.insert((space, numbers.start), Run { count: numbers.end - numbers.start, place });
+    }
 }
 
 /// The copy of the disk, beneath the disk that the machine has once it runs here.
@@ -88,7 +137,8 @@ pub(super) fn make_disk(home: &MachineHome, user: &ServiceUser, size_bytes: u64)
     Disk::create(&new, &options).map_err(home.disk_failed())?;
     // It says of which instant the base is, and there is none yet; the base is root's, and changes for nobody else.
     let identity = new.join(BASE_IDENTITY);
-    std::fs::remove_file(&identity).map_err(MachineError::file("remove", &identity))?;
+    let removed = std::fs::remove_file(&identity).and_then(|()| File::open(&new)?.sync_all());
+    removed.map_err(MachineError::file("remove", &identity))?;
     give_all(&new, user)?;
     std::fs::rename(&new, home.numbered_disk(0)).map_err(MachineError::file("rename", &new))
 }
@@ -101,12 +151,13 @@ impl Copy {
     pub(super) fn new(home: &MachineHome, memory: File, disk: File, is_new: bool) -> io::Result<Copy> {
         let spool = unnamed(&home.root().join("protected.spool"))?;
         let (staged, synchronized) = (Mutex::default(), Mutex::new(Instant::now()));
-        Ok(Copy { memory, disk, is_new, spool, staged, synchronized, is_synchronizing: Arc::default() })
+        Ok(Copy { memory, disk, is_new, spool, staged, synchronized, written: Arc::default() })
     }
 
     /// The same disk, with a memory that QEMU has.
     pub(super) fn over(self, home: &MachineHome, memory: File) -> io::Result<Copy> {
-        Copy::new(home, memory, self.disk, false)
+        let written = self.written;
+        Ok(Copy { written, ..Copy::new(home, memory, self.disk, false)? })
     }
 
     fn file(&self, space: Space) -> &File {
@@ -125,18 +176,26 @@ impl Copy {
     /// # Errors
     /// The copy is of no use any more: it may hold parts of two epochs.
     pub(super) fn apply(&self) -> Result<(), Cause> {
+        if self.written.has_failed.load(Ordering::Acquire) {
+            return Err("the copy of its disk could not be written".into());
+        }
         let mut staged = self.staged();
-        let pieces: Vec<_> = std::mem::take(&mut staged.pieces).into_iter().collect();
         let mut content = vec![0; COPY_PIECES * PAGE_BYTES];
-        for run in pieces.chunk_by(follow).flat_map(|run| run.chunks(COPY_PIECES)) {
-            let ((space, first), place) = run[0];
-            match place {
-                Some(place) => {
-                    let content = &mut content[..run.len() * PAGE_BYTES];
-                    self.spool.read_exact_at(content, place * PAGE_BYTES as u64)?;
-                    self.file(space).write_all_at(content, first * PAGE_BYTES as u64)?;
+        for ((space, first), Run { count, place }) in std::mem::take(&mut staged.runs) {
+            for at in (0..count).step_by(COPY_PIECES) {
+                let pieces = (count - at).min(COPY_PIECES as u64);
+                let content = &mut content[..pieces as usize * PAGE_BYTES];
+                match place {
+                    Some(place) => {
+                        self.spool.read_exact_at(content, (place + at) * PAGE_BYTES as u64)?;
+                        self.file(space).write_all_at(content, (first + at) * PAGE_BYTES as u64)?;
+                    }
+                    None if self.punch(space, first..first + count) => break,
+                    None => {
+                        content.fill(0);
+                        self.file(space).write_all_at(content, (first + at) * PAGE_BYTES as u64)?;
+                    }
                 }
-                None => self.write_zeros(space, first..first + run.len() as u64)?,
             }
         }
         if staged.places > 0 {
@@ -148,52 +207,57 @@ impl Copy {
         Ok(())
     }
 
-    fn write_zeros(&self, space: Space, numbers: Range<u64>) -> io::Result<()> {
+    /// Makes a hole of blocks, where that is possible.
+    fn punch(&self, space: Space, numbers: Range<u64>) -> bool {
         let (at, bytes) = (numbers.start * PAGE_BYTES as u64, (numbers.end - numbers.start) * PAGE_BYTES as u64);
-        let file = self.file(space);
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if space == Space::Disk && rustix::fs::fallocate(file.as_fd(), hole, at, bytes).is_ok() {
-            return Ok(());
-        }
-        file.write_all_at(&vec![0; bytes as usize], at)
+        space == Space::Disk && rustix::fs::fallocate(self.disk.as_fd(), hole, at, bytes).is_ok()
     }
 
     /// Has the kernel write what the disk's copy has, while epochs come.
     fn synchronize_beside(&self) {
         let mut last = self.synchronized.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.elapsed() < SYNCHRONIZE_INTERVAL || self.is_synchronizing.swap(true, Ordering::AcqRel) {
+        if last.elapsed() < SYNCHRONIZE_INTERVAL || self.written.is_under_way.swap(true, Ordering::AcqRel) {
             return;
         }
         *last = Instant::now();
-        let is_synchronizing = Arc::clone(&self.is_synchronizing);
         let started = self.disk.try_clone().and_then(|disk| {
-            let done = Arc::clone(&is_synchronizing);
+            let written = Arc::clone(&self.written);
             std::thread::Builder::new().name("protected-disk".to_owned()).spawn(move || {
-                if let Err(error) = disk.sync_data() {
-                    tracing::warn!(%error, "the copy of a protected machine's disk is not written");
-                }
-                done.store(false, Ordering::Release);
+                written.note(&disk.sync_data());
+                written.is_under_way.store(false, Ordering::Release);
             })
         });
         if started.is_err() {
             // It is all written before the machine goes on here.
-            is_synchronizing.store(false, Ordering::Release);
+            self.written.is_under_way.store(false, Ordering::Release);
         }
     }
 
     /// All that the disk's copy has is durable: the machine can go on.
     ///
     /// # Errors
-    /// It may not be.
+    /// It is not, and never will be.
     pub(super) fn synchronize(&self) -> io::Result<()> {
-        self.disk.sync_data()
+        while self.written.is_under_way.swap(true, Ordering::AcqRel) {
+            std::thread::sleep(WRITTEN_LOOK_INTERVAL);
+        }
+        self.written.note(&self.disk.sync_data());
+        self.written.is_under_way.store(false, Ordering::Release);
+        match self.written.has_failed.load(Ordering::Acquire) {
+            true => Err(io::Error::other("the copy of its disk could not be written")),
+            false => Ok(()),
+        }
     }
 }
 
-/// Whether two pieces can be copied at once.
-fn follow(one: &((Space, u64), Option<u64>), next: &((Space, u64), Option<u64>)) -> bool {
-    let (((space, number), place), ((next_space, next_number), next_place)) = (*one, *next);
-    space == next_space && number + 1 == next_number && place.map(|place| place + 1) == next_place
+impl Written {
+    fn note(&self, written: &io::Result<()>) {
+        if let Err(error) = written {
+            tracing::error!(%error, "the copy of a protected machine's disk is not written");
+            self.has_failed.store(true, Ordering::Release);
+        }
+    }
 }
 
 /// A file that goes with its descriptor.
@@ -206,7 +270,8 @@ fn unnamed(path: &Path) -> io::Result<File> {
 
 impl Destination for Copy {
     fn begin(&self, _: u64, since: HeldEpoch, versions: &[Version]) -> Result<(), Cause> {
-        if self.is_new != (since == HeldEpoch::NOTHING) || !versions.is_empty() {
+        let is_held = |version: &Version| !self.is_new && *version == Version::Epoch(since.epoch);
+        if self.is_new != (since == HeldEpoch::NOTHING) || !versions.iter().all(is_held) {
             return Err("it begins anew in its middle, or names what is not here".into());
         }
         let mut staged = self.staged();
@@ -217,12 +282,13 @@ impl Destination for Copy {
     fn read(&self, space: Space, first: u64, into: &mut [u8]) -> Result<(), Cause> {
         let count = (into.len() / PAGE_BYTES) as u64;
         self.file(space).read_exact_at(into, first * PAGE_BYTES as u64)?;
-        for ((_, number), place) in self.staged().pieces.range((space, first)..(space, first + count)) {
-            let at = (number - first) as usize * PAGE_BYTES;
-            let piece = &mut into[at..at + PAGE_BYTES];
-            match place {
-                Some(place) => self.spool.read_exact_at(piece, place * PAGE_BYTES as u64)?,
-                None => piece.fill(0),
+        for (start, run) in self.staged().of(space, first..first + count) {
+            let run = if start < first { run.behind(first - start) } else { run };
+            let (at, pieces) = (start.max(first) - first, run.count.min(first + count - start.max(first)));
+            let written = &mut into[at as usize * PAGE_BYTES..][..pieces as usize * PAGE_BYTES];
+            match run.place {
+                Some(place) => self.spool.read_exact_at(written, place * PAGE_BYTES as u64)?,
+                None => written.fill(0),
             }
         }
         Ok(())
@@ -236,14 +302,27 @@ impl Destination for Copy {
         let (place, count) = (staged.places, (content.len() / PAGE_BYTES) as u64);
         staged.places += count;
         self.spool.write_all_at(content, place * PAGE_BYTES as u64)?;
-        staged.pieces.extend((0..count).map(|index| ((space, first + index), Some(place + index))));
+        staged.put(space, first..first + count, Some(place));
         Ok(())
     }
 
     fn zero(&self, space: Space, numbers: Range<u64>) -> Result<(), Cause> {
         // Of new files nothing was written there: an epoch has each piece once.
         if !self.is_new {
-            self.staged().pieces.extend(numbers.map(|number| ((space, number), None)));
+            self.staged().put(space, numbers, None);
+        }
+        Ok(())
+    }
+}
+
+/// The disk as it is at the end of the epoch that is held: nothing is written to it before the next one is whole.
+impl Blocks for Copy {
+    fn read_many(&self, _: &Version, blocks: &[u64], into: &mut [u8]) -> Result<(), Cause> {
+        let mut rest = into;
+        for run in blocks.chunk_by(|one, next| one.checked_add(1) == Some(*next)) {
+            let (read, left) = rest.split_at_mut(run.len() * PAGE_BYTES);
+            self.disk.read_exact_at(read, run[0] * PAGE_BYTES as u64)?;
+            rest = left;
         }
         Ok(())
     }
@@ -314,7 +393,58 @@ mod tests {
         assert_eq!(read(&copy.disk), [0, 0, 7, 7, 7, 7, 7, 5]);
         assert_eq!(copy.spool.metadata().unwrap().len(), 0);
         copy.begin(3, HeldEpoch::NOTHING, &[]).unwrap_err();
-        copy.begin(3, held(2), &[Version::Epoch(1)]).unwrap_err();
+        for other in [Version::Epoch(1), Version::Snapshot("one".to_owned())] {
+            copy.begin(3, held(2), &[Version::Epoch(2), other]).unwrap_err();
+        }
+        // Its blocks are those of the epoch that is held until the next one counts.
+        copy.begin(3, held(2), &[Version::Epoch(2)]).unwrap();
+        copy.write(Space::Disk, 7, &[9; PIECE]).unwrap();
+        let mut blocks = vec![0; 3 * PIECE];
+        copy.read_many(&Version::Epoch(2), &[0, 6, 7], &mut blocks).unwrap();
+        assert_eq!(blocks.chunks(PIECE).map(|piece| piece[0]).collect::<Vec<_>>(), [0, 7, 5]);
+    }
+
+    /// As the pieces themselves are: a model.
+    #[test]
+    fn runs_that_overlap_are_what_was_written_last() {
+        let mut random = 1u64;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (random >> 33) % below
+        };
+        for _ in 0..200 {
+            let (mut staged, mut model) = (Staged::default(), BTreeMap::new());
+            for _ in 0..12 {
+                let space = if next(2) == 0 { Space::Memory } else { Space::Disk };
+                let (first, count) = (next(20), next(6) + 1);
+                let place = (next(3) > 0).then_some(staged.places);
+                staged.places += count;
+                staged.put(space, first..first + count, place);
+                model.extend((0..count).map(|at| ((space, first + at), place.map(|place| place + at))));
+            }
+            let pieces = |((space, first), run): (&(Space, u64), &Run)| {
+                let (space, first, run) = (*space, *first, *run);
+                (0..run.count).map(move |at| ((space, first + at), run.place.map(|place| place + at)))
+            };
+            assert!(staged.runs.iter().flat_map(pieces).eq(model.iter().map(|(at, place)| (*at, *place))));
+            let (first, count) = (next(20), next(8) + 1);
+            let seen: u64 = staged
+                .of(Space::Memory, first..first + count)
+                .map(|(start, run)| (start + run.count).min(first + count) - start.max(first))
+                .sum();
+            assert_eq!(seen, model.range((Space::Memory, first)..(Space::Memory, first + count)).count() as u64);
+        }
+    }
+
+    /// Spec: D8
+    #[test]
+    fn p2_a_disk_that_could_not_be_written_once_is_no_copy() {
+        let (_directory, copy) = copy(false);
+        copy.synchronize().unwrap();
+        copy.written.note(&Err(io::Error::other("as it happens")));
+        copy.begin(2, held(1), &[]).unwrap();
+        copy.apply().unwrap_err();
+        copy.synchronize().unwrap_err();
     }
 
     /// Spec: D8

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use onecopy_hypervisor::Machine;
 
+use super::protect;
 use super::service::Kept;
 use crate::migration::{self, Departure, DepartureState, Gone, HostOrder};
 use crate::{MachineHome, desired_state};
@@ -75,14 +76,15 @@ pub(super) async fn conclude(kept: Arc<Kept>, machine: Machine) {
                 }
                 Some(Ok(Gone::Lost(reason))) => {
                     tracing::warn!(reason, "the machine never ran there, and goes on here");
-                    let _alone = kept.no_take().await;
+                    let alone = kept.no_take().await;
                     let back = departure.take_back(home, kept.user());
                     let back = match back {
                         Ok(()) => kept.let_go(&machine).await.and_then(|()| kept.note_taken()),
                         Err(error) => Err(error),
                     };
+                    drop(alone);
                     match back {
-                        Ok(()) => return,
+                        Ok(()) => return protect::resume(&kept, &machine),
                         Err(error) => Err(error.to_string()),
                     }
                 }

@@ -29,6 +29,14 @@ const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// The same of a machine that is protected: what it says waits meanwhile.
 const PROTECTED_SILENCE_MAX: Duration = onecopy_checkpoint::link::SILENCE_MAX;
 
+/// How long after the loss of its source a copy goes on by itself, where the source's host was fenced; a person decides
+/// after that.
+pub(super) const FENCE_WITHIN: Duration = Duration::from_secs(40);
+
+/// How long after the loss of a copy whose host fences a source holds what it sends, where that host does not say that
+/// the copy is void: longer, also where either side hears of the loss [`PROTECTED_SILENCE_MAX`] after the other one.
+pub(super) const ALONE_AFTER: Duration = Duration::from_secs(60);
+
 /// Bytes on their way between the keeper and the encrypted connection.
 const PUMP_BYTES: usize = 256 << 10;
 
@@ -66,6 +74,9 @@ pub(super) enum Answered {
         /// Blocks of the disk can be referred to: its snapshot is read here.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         reads_disk: bool,
+        /// It lets a machine that is protected go on, once it has fenced the source's host: [`FENCE_WITHIN`].
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        fences: bool,
     },
     /// A QEMU waits.
     Waiting {},
@@ -85,12 +96,17 @@ pub(super) fn understand<T: DeserializeOwned>(message: &[u8]) -> Result<T, LinkE
     serde_json::from_slice(message).map_err(|error| LinkError::Connection(error.into()))
 }
 
+/// From now on what a machine says waits for this connection, in both directions.
+pub(super) fn set_protected(stream: &UnixStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(PROTECTED_SILENCE_MAX))?;
+    stream.set_write_timeout(Some(PROTECTED_SILENCE_MAX))
+}
+
 /// Both directions of a connection, for a thread that blocks.
-pub(super) fn directions(stream: UnixStream, protects: bool) -> io::Result<(UnixStream, UnixStream)> {
-    let silence_max = if protects { PROTECTED_SILENCE_MAX } else { SILENCE_MAX };
+pub(super) fn directions(stream: UnixStream) -> io::Result<(UnixStream, UnixStream)> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(silence_max))?;
-    stream.set_write_timeout(Some(silence_max))?;
+    stream.set_read_timeout(Some(SILENCE_MAX))?;
+    stream.set_write_timeout(Some(SILENCE_MAX))?;
     Ok((stream.try_clone()?, stream))
 }
 

@@ -29,7 +29,7 @@ use super::link::{Answered, Said, carried};
 use super::parts::{Disk, Memory, Processors, Record, recover};
 use super::rounds::Sender;
 use super::service::Kept;
-use super::shared_disk::SnapshotPageMap;
+use super::shared_disk::DiskPageMap;
 use super::unresponsive::unix_ms;
 use super::{KeeperReply, MigrationEvent, MigrationOrder, Prediction, checkpoint, conclude, receive_order};
 use crate::desired_state::{self, DesiredState};
@@ -92,6 +92,7 @@ pub(super) async fn migrate(
         is_whole: false,
         result: None,
         protects: false,
+        fences: false,
     };
     let receive = ReceiveOrder { network, ..receive_order::of(home, &order, &departure)? };
     let hydrated = home.disk();
@@ -102,7 +103,7 @@ pub(super) async fn migrate(
     }
     departure.write(home)?;
     let (own, begun) = (home.clone(), departure.shared_disk(home).begun);
-    let page_map = tokio::task::spawn_blocking(move || SnapshotPageMap::begin(&own, &begun).map_err(words));
+    let page_map = tokio::task::spawn_blocking(move || DiskPageMap::begin(&own, &begun).map_err(words));
     let page_map = page_map.await.map_err(task)?.unwrap_or_else(|error| {
         tracing::warn!(error, "the disk has no snapshot for this migration: what memory holds of it travels");
         None
@@ -159,7 +160,9 @@ pub(super) fn words(error: impl ToString) -> String {
 
 /// A keeper that takes a machine over ends what an earlier one had under way: it came to nothing, or was given away.
 pub(super) async fn settle(home: &MachineHome) -> Result<(), MachineError> {
-    let Some(departure) = Departure::of(home)? else { return Ok(()) };
+    // Of one that is protected a copy may go on: that is seen to where it is protected again.
+    let departure = Departure::of(home)?.filter(|departure| !departure.protects);
+    let Some(departure) = departure else { return Ok(()) };
     Departure::settle(home)?;
     if departure.state != DepartureState::Gone && !desired_state::is_migrated(home) {
         forget_snapshots(home, &departure);
@@ -266,7 +269,7 @@ impl Work {
     fn run(
         &self,
         stream: UnixStream,
-        page_map: Option<SnapshotPageMap>,
+        page_map: Option<DiskPageMap>,
         departure: Departure,
     ) -> Result<MigrationResult, String> {
         let home = self.kept.home();
@@ -290,8 +293,7 @@ impl Work {
         };
         let mut disk = Disk::new(home, departure.snapshot.clone());
         let give = &mut |sender: &mut Sender, taken: &Taken| self.give(sender, last, taken);
-        let (counts, pause, forwards) =
-            self.switch(&mut sender, &departure, (&mut disk, &mut NoNetwork), give)?;
+        let (counts, pause, forwards) = self.switch(&mut sender, &departure, (&mut disk, &mut NoNetwork), give)?;
         total.add(&counts);
         let result = MigrationResult {
             bytes: total.counts.bytes,
@@ -324,7 +326,7 @@ impl Work {
         let hardware = Hardware::of_process(&self.machine)?;
         sender.say(&Said::Hello { token: departure.token.clone(), hardware })?;
         sender.send(image.prefix())?;
-        let Answered::Accepted { reads_disk } = sender.answer()? else {
+        let Answered::Accepted { reads_disk, .. } = sender.answer()? else {
             return Err("it answers something else".to_owned());
         };
         if !reads_disk {
@@ -388,8 +390,7 @@ impl Work {
         let mut processors = Processors::new(home, &self.machine, handle, None);
         let mut memory = Memory::new(home, handle);
         let mut record = Record { kept: &self.kept };
-        let mut parts =
-            Parts { machine: &mut processors, memory: &mut memory, disk, network, record: &mut record };
+        let mut parts = Parts { machine: &mut processors, memory: &mut memory, disk, network, record: &mut record };
         let taken = take::take(&mut parts, After::Stay).map_err(|error| {
             if error.needs_recovery {
                 recover(&mut parts, &self.machine);

@@ -25,6 +25,7 @@ mod restore;
 mod rounds;
 mod run;
 mod server;
+mod servers;
 mod service;
 mod shared_disk;
 mod stand_by;

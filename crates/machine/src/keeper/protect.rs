@@ -22,16 +22,18 @@ use onecopy_checkpoint::image::Image;
 use onecopy_checkpoint::take::{self, After, Parts, Taken};
 use onecopy_directory::atomic_file;
 use onecopy_hypervisor::{EndCause, Ending, Machine, State};
+use onecopy_postgres::ServiceUser;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::disk_epochs::{self, EpochBlocks, EpochDisk};
-use super::link::{Answered, Said, carried};
+use super::link::{ALONE_AFTER, Answered, Said, carried};
 use super::migrate::{RATE_MIN, Work, words};
 use super::parts::{Memory, Processors, Record, recover};
 use super::protection::{Durability, ProtectionOrder, ProtectionRole, ProtectionState, ProtectionStatus};
 use super::rounds::Sender;
 use super::service::Kept;
+use super::shared_disk::DiskPageMap;
 use super::unresponsive::unix_ms;
 use super::{MigrationOrder, checkpoint, conclude, network, receive_order};
 use crate::desired_state::{self, DesiredState};
@@ -39,15 +41,19 @@ use crate::hardware::Hardware;
 use crate::home::absent_is_fine;
 use crate::machine::CHECKPOINT_TIMEOUT;
 use crate::memory_server::Request;
-use crate::migration::{self, Departure, DepartureState, Gone, HostOrder, ReceiveOrder, Unanswered};
+use crate::migration::{self, Departure, DepartureState, Gone, HostOrder, ReceiveOrder};
 use crate::network_holder::{NetworkClient, Request as NetworkRequest, is_to_hold};
 use crate::{MachineError, MachineHome};
 
-/// How long it takes until a machine that lost its backup is copied anew.
-const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// How long it takes until a machine that lost its backup is copied anew; twice as long each time that this comes to
+/// nothing.
+const RETRY_MIN: Duration = Duration::from_secs(5);
+const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// How long a backup may take for a checkpoint of a machine whose output waits.
+/// How long a backup may take for a checkpoint of a machine whose output waits; and longer, where a bandwidth was asked
+/// for, by what this takes.
 const EPOCH_TIMEOUT: Duration = Duration::from_secs(10);
+const EPOCH_BYTES: u64 = 64 << 20;
 
 /// A machine stands for at most one in so many parts of the time.
 const PAUSE_SHARE: u32 = 10;
@@ -59,8 +65,11 @@ const COPIES_MAX: u32 = 5;
 /// How often it is looked whether something else is wanted.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long a machine that was told to end may take for it, where its monitor does not answer.
-const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long what copies a machine may take to see that it has ended.
+const END_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How often it is looked whether a machine whose monitor does not answer has ended.
+const DEATH_LOOK: Duration = Duration::from_secs(1);
 
 /// What is wanted of a protection that is under way.
 #[derive(Debug, Default)]
@@ -135,45 +144,85 @@ pub(super) fn begin(kept: &Arc<Kept>, machine: &Machine, order: &ProtectionOrder
         kept.end_protection();
         return Err(error.into());
     }
+    tell(kept, order);
     tokio::spawn(keep_protected(Arc::clone(kept), machine.clone(), order.clone(), protecting));
     Ok(())
 }
 
-/// A keeper that takes a machine over goes on with what is wanted; what an earlier one has copied is void, and written
-/// down as that.
-pub(super) async fn resume(kept: &Arc<Kept>, machine: &Machine) {
-    let home = kept.home();
-    let order = match wanted(home) {
-        Ok(Some(order)) if !desired_state::is_migrated(home) => order,
-        Ok(_) => return,
-        Err(error) => return tracing::error!(%error, "whether the machine shall be protected is not known"),
-    };
-    match Departure::protecting(home) {
-        Ok(None) => {}
-        Ok(Some(_)) => return tracing::error!("its copy may go on: what it sends stays held"),
-        Err(error) => return tracing::error!(%error, "whether its copy may go on is not known"),
-    }
-    let Some(protecting) = kept.begin_protection() else { return };
-    if let Err(error) = hold_no_more(home).await {
-        tracing::error!(error, "what the machine sends is held still");
-    }
-    tokio::spawn(keep_protected(Arc::clone(kept), machine.clone(), order, protecting));
-}
-
-/// Copies it, again and again, until that is wanted no more or it has ended.
-async fn keep_protected(kept: Arc<Kept>, machine: Machine, order: ProtectionOrder, protecting: Arc<Protecting>) {
-    let is_wanted = || !protecting.is_cancelled.load(Ordering::Acquire);
+/// From here on its status has it.
+fn tell(kept: &Kept, order: &ProtectionOrder) {
     let status = ProtectionStatus::new(ProtectionRole::Primary, order.to.clone());
     kept.change(|told| told.protection = Some(status));
-    while is_wanted() && machine.state().ending().is_none() {
+}
+
+/// A keeper that takes a machine over goes on with what is wanted; what an earlier one has copied is void, which is
+/// written down before what it has held is let go. So it is of one that was taken back.
+pub(super) fn resume(kept: &Arc<Kept>, machine: &Machine) {
+    let home = kept.home();
+    let order = wanted(home).unwrap_or_else(|error| {
+        tracing::error!(%error, "whether the machine shall be protected is not known");
+        None
+    });
+    let left = left(home);
+    if desired_state::is_migrated(home) || order.is_none() && left.is_none() {
+        return;
+    }
+    let Some(protecting) = kept.begin_protection() else { return };
+    if let Some(order) = &order {
+        tell(kept, order);
+    }
+    let (kept, machine) = (Arc::clone(kept), machine.clone());
+    tokio::spawn(async move {
+        if let Some(left) = left {
+            let _alone = kept.alone_in_turn().await;
+            if let Err(reason) = run_alone(kept.home(), &machine, &left).await {
+                tracing::error!(reason, "what it was protected by is not void");
+                kept.change(|told| told.protection = None);
+                return kept.end_protection();
+            }
+        }
+        match order {
+            Some(order) => keep_protected(kept, machine, order, protecting).await,
+            None => kept.end_protection(),
+        }
+    });
+}
+
+/// A protection of which something is left: a copy that may go on, or output that is held.
+fn left(home: &MachineHome) -> Option<Departure> {
+    let known = Departure::of(home).unwrap_or_else(|error| {
+        tracing::error!(%error, "whether a copy of the machine may go on is not known");
+        None
+    });
+    let is_left = |known: &Departure| known.state == DepartureState::Begun || is_to_hold(home);
+    known.filter(|known| known.protects && is_left(known) && !desired_state::is_migrated(home))
+}
+
+/// Makes void what is left of a protection that nobody looks after.
+pub(super) async fn forget_left(home: &MachineHome, machine: &Machine) -> Result<(), String> {
+    match left(home) {
+        Some(left) => run_alone(home, machine, &left).await,
+        None => Ok(()),
+    }
+}
+
+/// Copies it, again and again, until that is wanted no more, or it ends, or is elsewhere.
+async fn keep_protected(kept: Arc<Kept>, machine: Machine, order: ProtectionOrder, protecting: Arc<Protecting>) {
+    let home = kept.home();
+    let is_wanted = || {
+        let is_here = machine.state().ending().is_none() && !desired_state::is_migrated(home);
+        is_here && !kept.is_stopping() && !protecting.is_cancelled.load(Ordering::Acquire)
+    };
+    let mut pause = RETRY_MIN;
+    while is_wanted() {
+        let epochs = kept.epochs_protected();
+        // Nobody waits any more for what was asked of the copy of before.
+        protecting.is_to_yield.store(false, Ordering::Release);
         let ended = match kept.alone() {
             Ok(_alone) => session(&kept, &machine, &order, &protecting).await,
             Err(_) => Err("a checkpoint is being made of it".to_owned()),
         };
-        let reason = match ended {
-            Ok(()) => break,
-            Err(reason) => reason,
-        };
+        let Err(reason) = ended else { break };
         if !is_wanted() {
             break;
         }
@@ -181,13 +230,21 @@ async fn keep_protected(kept: Arc<Kept>, machine: Machine, order: ProtectionOrde
         kept.change_protection(|status| {
             (status.state, status.reason) = (ProtectionState::Unprotected, Some(reason));
         });
-        let again = Instant::now() + RETRY_INTERVAL;
-        while is_wanted() && Instant::now() < again && machine.state().ending().is_none() {
+        if kept.epochs_protected() > epochs {
+            pause = RETRY_MIN;
+        }
+        let again = Instant::now() + pause;
+        pause = (pause * 2).min(RETRY_MAX);
+        while is_wanted() && Instant::now() < again {
             tokio::time::sleep(LOOK_INTERVAL).await;
         }
     }
     kept.change(|told| told.protection = None);
     kept.end_protection();
+    if desired_state::is_migrated(home) && machine.state().ending().is_none() {
+        // It was given away, and whether it runs there is not known.
+        tokio::spawn(conclude::conclude(Arc::clone(&kept), machine));
+    }
 }
 
 /// Copies it, and protects it until that ends. An error: why it runs alone.
@@ -200,6 +257,7 @@ async fn session(
     let home = kept.home();
     let migration = as_migration(order);
     let configuration = home.configuration().map_err(words)?;
+    checkpoint::check_runs(home, machine).map_err(words)?;
     checkpoint::prepare(kept, machine, Instant::now() + CHECKPOINT_TIMEOUT).await.map_err(words)?;
     let departure = Departure {
         token: format!("{:032x}", rand::random::<u128>()),
@@ -211,18 +269,19 @@ async fn session(
         is_whole: false,
         result: None,
         protects: true,
+        fences: false,
     };
     let network = receive_order::network(kept, &configuration, &migration)?;
     let receive = ReceiveOrder { network, ..receive_order::of(home, &migration, &departure).map_err(words)? };
-    departure.write(home).map_err(words)?;
+    departure.begin_protection(home).map_err(words)?;
     let opened = receive_order::send(&migration, receive).await;
     let handle = Handle::current();
     let outcome = match opened.and_then(|far| carried(&handle, far).map_err(words)) {
         Ok(stream) => {
             let work = Work::new(kept, machine, migration, Arc::clone(&protecting.is_cancelled), mpsc::channel(1).0);
             let (order, protecting, departure) = (order.clone(), Arc::clone(protecting), departure.clone());
-            let account = kept.user().user_id();
-            let run = Run { work, order, protecting, departure, account };
+            let disk = (kept.user().user_id(), configuration.disk_bytes);
+            let run = Run { work, order, protecting, departure, disk };
             let ran = tokio::task::spawn_blocking(move || run.run(stream)).await;
             ran.unwrap_or_else(|error| Err(format!("it ended in its middle: {error}")))
         }
@@ -242,17 +301,48 @@ async fn session(
         }
         return Ok(());
     }
+    if let Err(reason) = &outcome {
+        kept.change_protection(|status| {
+            (status.state, status.reason) = (ProtectionState::Unprotected, Some(reason.clone()));
+        });
+    }
     conclude::let_go_standing(kept, machine).await;
-    run_alone(home, machine, &departure).await?;
+    // As it is written down by now.
+    let known = Departure::of(home).ok().flatten().filter(|known| known.token == departure.token);
+    run_alone(home, machine, &known.unwrap_or(departure)).await?;
     outcome.map(|_| ())
 }
 
 /// Makes the copy void and lets go what was held. Where the machine has died that is for [`settle_end`] to decide.
 async fn run_alone(home: &MachineHome, machine: &Machine, departure: &Departure) -> Result<(), String> {
+    let may_be_fenced_until = Instant::now() + ALONE_AFTER;
     loop {
-        let lives = machine.monitor().status().await.is_ok();
-        if !lives && tokio::time::timeout(DEATH_TIMEOUT, machine.wait_ended()).await.is_ok() {
-            return Ok(());
+        if machine.monitor().status().await.is_err() {
+            // It dies, or hangs: what it has sent waits until it answers again.
+            if tokio::time::timeout(DEATH_LOOK, machine.wait_ended()).await.is_ok() {
+                return Ok(());
+            }
+            continue;
+        }
+        if departure.is_whole && departure.fences && Instant::now() < may_be_fenced_until {
+            let order = HostOrder::Discard(departure.which(home));
+            let asked = migration::ask::<Gone>(&departure.to, &departure.keys, &order);
+            match tokio::time::timeout_at(may_be_fenced_until.into(), asked).await {
+                Ok(Ok(Gone::Lost(_))) => {}
+                Ok(Ok(Gone::Running(_))) => {
+                    let gone = Departure { state: DepartureState::Gone, ..departure.clone() };
+                    let handed_over = departure.hand_over(home).and_then(|()| gone.conclude(home));
+                    machine.kill();
+                    handed_over.map_err(words)?;
+                    return Err("it goes on at its backup, whose host has fenced this one".to_owned());
+                }
+                Err(_) => continue,
+                Ok(Err(reason)) => {
+                    tracing::warn!(%reason, "what the machine sends is held: its copy may go on");
+                    tokio::time::sleep(DEATH_LOOK).await;
+                    continue;
+                }
+            }
         }
         match departure.forget_copy(home) {
             Ok(()) => match hold_no_more(home).await {
@@ -262,7 +352,7 @@ async fn run_alone(home: &MachineHome, machine: &Machine, departure: &Departure)
             Err(error @ MachineError::Moved { .. }) => return Err(error.to_string()),
             Err(error) => tracing::error!(%error, "what the machine sends is held: its copy cannot be made void"),
         }
-        tokio::time::sleep(RETRY_INTERVAL).await;
+        tokio::time::sleep(DEATH_LOOK).await;
     }
 }
 
@@ -275,23 +365,38 @@ async fn hold_no_more(home: &MachineHome) -> Result<(), String> {
 
 /// Decides where a machine that has ended goes on: where it has died, at its backup.
 pub(super) async fn settle_end(kept: &Kept, ending: &Ending, was_asked: bool) {
+    settle(kept, ending, was_asked).await;
+    // Who copies it reads its memory: that is not ended before.
+    kept.cancel_protection();
+    let ended = async {
+        while kept.is_protected() {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    };
+    if tokio::time::timeout(END_TIMEOUT, ended).await.is_err() {
+        tracing::warn!("the machine's protection does not end");
+    }
+}
+
+async fn settle(kept: &Kept, ending: &Ending, was_asked: bool) {
     let home = kept.home();
-    let departure = match Departure::protecting(home) {
+    let departure = match Departure::of_copy(home) {
         Ok(Some(departure)) => departure,
         Ok(None) => return,
         Err(error) => return tracing::error!(%error, "whether its copy may go on is not known"),
     };
+    // Nothing more goes over the connection: the backup asks, if it is not told before.
+    kept.cancel_protection();
     let has_died = match ending.cause {
         EndCause::Killed { .. } | EndCause::Failed { .. } | EndCause::Terminated | EndCause::Unknown => !was_asked,
         EndCause::PoweredOff | EndCause::Quit | EndCause::Panicked => false,
     };
-    let settled = if has_died { departure.hand_over(home) } else { departure.forget_copy(home) };
-    // Nothing more goes over the connection: the backup asks, if it is not told before.
-    kept.cancel_protection();
+    let goes_on = has_died && departure.is_whole;
+    let settled = if goes_on { departure.hand_over(home) } else { departure.forget_copy(home) };
     if let Err(error) = settled {
         return tracing::error!(%error, "it is not written down where the machine goes on");
     }
-    if !has_died {
+    if !goes_on {
         return;
     }
     tracing::warn!(to = departure.to, "the machine has died here, and goes on at its backup");
@@ -302,43 +407,60 @@ pub(super) async fn settle_end(kept: &Kept, ending: &Ending, was_asked: bool) {
                 tracing::error!(%error, "it is not written down that the machine has gone");
             }
         }
-        Some(Ok(Gone::Lost(reason))) => tracing::error!(reason, "its backup was lost, too"),
+        Some(Ok(Gone::Lost(reason))) => {
+            tracing::error!(reason, "its backup was lost, too: it begins here again, from its disk");
+            if let Err(error) = departure.take_back(home, kept.user()) {
+                tracing::error!(%error, "it is not written down that the machine is here");
+            }
+        }
         Some(Err(reason)) => tracing::error!(reason, "whether it runs there is not known"),
         None => {}
     }
 }
 
 /// Before a machine is started: nobody else goes on with it.
-pub(super) async fn check_start(home: &MachineHome) -> Result<(), MachineError> {
-    let Some(departure) = Departure::protecting(home)? else { return Ok(()) };
-    forget_backup(home, &departure, false).await
+pub(crate) async fn check_start(home: &MachineHome, user: &ServiceUser) -> Result<(), MachineError> {
+    match Departure::protecting(home)? {
+        Some(departure) => forget_backup(home, user, &departure, false).await,
+        None => Ok(()),
+    }
 }
 
-/// Has the backup forget its copy of a machine that does not run here.
+/// Has the backup forget its copy of a machine that does not run here, or was given away to it.
 ///
 /// # Errors
 /// [`MachineError::Moved`]: it runs there; [`MachineError::Protection`]: that is not known. With `force` a backup that
-/// is not reached is taken for one that never runs it.
-pub(crate) async fn forget_backup(home: &MachineHome, departure: &Departure, force: bool) -> Result<(), MachineError> {
+/// does not answer is taken for one that never runs it.
+pub(crate) async fn forget_backup(
+    home: &MachineHome,
+    user: &ServiceUser,
+    departure: &Departure,
+    force: bool,
+) -> Result<(), MachineError> {
     let order = HostOrder::Discard(departure.which(home));
-    let failed = |reason: String| MachineError::Protection {
-        machine: home.name().to_string(),
-        to: departure.to.clone(),
-        reason: format!(
-            "it was protected there and may run there, and that host does not say ({reason}); where it is certain that \
-             it does not, and never will: onecopy vm unprotect {} --force",
-            home.name()
-        ),
+    let forget = || match desired_state::is_migrated(home) {
+        true => departure.take_back(home, user),
+        false => departure.forget_copy(home),
     };
     match migration::ask::<Gone>(&departure.to, &departure.keys, &order).await {
-        Ok(Gone::Lost(_)) => departure.forget_copy(home),
+        Ok(Gone::Lost(_)) => forget(),
         Ok(Gone::Running(_)) => {
-            departure.hand_over(home)?;
+            if !desired_state::is_migrated(home) {
+                departure.hand_over(home)?;
+            }
             Departure { state: DepartureState::Gone, ..departure.clone() }.conclude(home)?;
             Err(MachineError::Moved { name: home.name().clone() })
         }
-        Err(_) if force => departure.forget_copy(home),
-        Err(Unanswered::Unreachable(reason) | Unanswered::Refused(reason)) => Err(failed(reason)),
+        Err(_) if force => forget(),
+        Err(reason) => Err(MachineError::Protection {
+            machine: home.name().to_string(),
+            to: departure.to.clone(),
+            reason: format!(
+                "it was protected there and may run there, and that host does not say ({reason}); where it is certain \
+                 that it does not, and never will: onecopy vm unprotect {} --force",
+                home.name()
+            ),
+        }),
     }
 }
 
@@ -363,19 +485,21 @@ struct Run {
     order: ProtectionOrder,
     protecting: Arc<Protecting>,
     departure: Departure,
-    account: u32,
+    /// The account of the disk's server, and the disk's bytes.
+    disk: (u32, u64),
 }
 
 impl Run {
     fn run(mut self, stream: UnixStream) -> Result<Ended, String> {
         let home = self.work.kept.home().clone();
         let image = Image::open(&home.checkpoints()).map_err(words)?;
-        let disk_bytes = home.configuration().map_err(words)?.disk_bytes;
-        let shape = Shape { memory_bytes: image.memory_bytes(), disk_bytes, disk_travels: true };
+        let shape = Shape { memory_bytes: image.memory_bytes(), disk_bytes: self.disk.1, disk_travels: true };
         let is_cancelled = Arc::clone(&self.protecting.is_cancelled);
-        let mut sender = Sender::begin(stream, shape, None, self.order.bytes_per_second, is_cancelled)?;
+        let page_map = DiskPageMap::of_copied(&home).map_err(words)?;
+        let mut sender = Sender::begin(stream, shape, page_map, self.order.bytes_per_second, is_cancelled)?;
         self.work.kept.change_protection(|status| (status.state, status.reason) = (ProtectionState::Copying, None));
         let last = self.copy(&mut sender, &image)?;
+        sender.set_protected()?;
         if self.order.durability == Durability::Output {
             self.ask_network::<()>(NetworkRequest::Hold { enabled: true })?;
         }
@@ -394,9 +518,12 @@ impl Run {
     /// Sends what has changed since another instant, or all; it is with the backup when this returns.
     fn send(&self, sender: &mut Sender, cut: Cut, since: Option<Cut>, devices: &[u8]) -> Result<Counts, String> {
         let home = self.work.kept.home();
-        let blocks = EpochBlocks::open(home, self.account, cut.disk, since.map(|since| since.disk)).map_err(words)?;
+        let blocks = EpochBlocks::open(home, self.disk, cut.disk, since.map(|since| since.disk)).map_err(words)?;
         let counts = self.work.send(sender, cut.memory, since.map(|since| since.memory), Some(&blocks), devices)?;
         self.work.ask::<()>(Request::Release)?;
+        if let Some(map) = &mut sender.page_map {
+            map.set_epoch(cut.disk, cut.memory);
+        }
         if let Some(since) = since {
             disk_epochs::release(home, since.disk).map_err(words)?;
         }
@@ -409,14 +536,17 @@ impl Run {
     }
 
     /// Copies all of it while it runs, until little is left.
-    fn copy(&self, sender: &mut Sender, image: &Image) -> Result<Cut, String> {
-        let home = self.work.kept.home();
+    fn copy(&mut self, sender: &mut Sender, image: &Image) -> Result<Cut, String> {
+        let home = &self.work.kept.home().clone();
         let _watch = sender.watch(None)?;
         disk_epochs::release(home, u64::MAX).map_err(words)?;
         let hardware = Hardware::of_process(&self.work.machine)?;
         sender.say(&Said::Hello { token: self.departure.token.clone(), hardware })?;
         sender.send(image.prefix())?;
-        let Answered::Accepted { .. } = sender.answer()? else { return Err("it answers something else".to_owned()) };
+        let Answered::Accepted { fences, .. } = sender.answer()? else {
+            return Err("it answers something else".to_owned());
+        };
+        self.departure.fences = fences;
         let mut last = None;
         for copied in 1.. {
             let cut = Cut { disk: disk_epochs::cut(home).map_err(words)?, memory: self.work.cut()?.epoch };
@@ -439,16 +569,17 @@ impl Run {
         let period = Duration::from_millis(self.order.period_ms);
         let mut before: Option<Instant> = None;
         loop {
+            // First: of one that has died the backup is not told to forget it.
+            if let Some(ending) = self.work.machine.state().ending() {
+                return Err(format!("it has ended: {ending}"));
+            }
             if !self.is_wanted() {
                 // Where it is not heard the connection's end is.
                 let _ = sender.say(&Said::End {});
                 return Ok(Ended::Unwanted);
             }
-            if self.protecting.is_to_yield.swap(false, Ordering::AcqRel) {
+            if self.departure.is_whole && self.protecting.is_to_yield.swap(false, Ordering::AcqRel) {
                 return self.switch(sender, last).map(|()| Ended::Gone);
-            }
-            if let Some(ending) = self.work.machine.state().ending() {
-                return Err(format!("it has ended: {ending}"));
             }
             // Somebody wants it to stand: nothing changes.
             if self.work.machine.state() != State::Running {
@@ -458,17 +589,16 @@ impl Run {
             let begun = Instant::now();
             let (taken, pause, network_epoch) = self.take()?;
             let cut = cut_of(&taken)?;
+            if !self.departure.is_whole {
+                // From here on it may go on there, whether or not it is heard that this has come.
+                self.departure.is_whole = true;
+                self.departure.note_whole_copy(self.work.kept.home()).map_err(words)?;
+            }
             {
-                let _watch = sender.watch(Some(EPOCH_TIMEOUT))?;
+                let _watch = sender.watch(Some(self.epoch_timeout()))?;
                 self.send(sender, cut, Some(last), &taken.devices)?;
             }
             last = cut;
-            if !self.departure.is_whole {
-                // From here on it goes on there if it dies here.
-                let home = self.work.kept.home();
-                self.departure.is_whole = true;
-                self.departure.write(home).map_err(words)?;
-            }
             if let Some(epoch) = network_epoch {
                 self.ask_network::<()>(NetworkRequest::Release { epoch })?;
             }
@@ -488,6 +618,11 @@ impl Run {
                 std::thread::sleep(next.saturating_duration_since(Instant::now()).min(LOOK_INTERVAL));
             }
         }
+    }
+
+    fn epoch_timeout(&self) -> Duration {
+        let rate = self.order.bytes_per_second.map_or(u64::MAX, |rate| rate.max(1));
+        EPOCH_TIMEOUT + Duration::from_secs(EPOCH_BYTES / rate)
     }
 
     fn take(&self) -> Result<(Taken, Duration, Option<u64>), String> {

@@ -12,9 +12,9 @@ use onecopy_checkpoint::{LinkError, PAGE_BYTES};
 use onecopy_clone::network::protocol::words as other_hosts_words;
 
 use super::disk_epochs::EpochBlocks;
-use super::link::{Answered, Said, SourceLink, TURN_TIMEOUT, Watch, directions, message, understand};
+use super::link::{Answered, Said, SourceLink, TURN_TIMEOUT, Watch, directions, message, set_protected, understand};
 use super::migrate::{Work, words};
-use super::shared_disk::SnapshotPageMap;
+use super::shared_disk::DiskPageMap;
 use crate::machine::CHECKPOINT_TIMEOUT;
 use crate::memory_server::{EpochPages, Request};
 
@@ -23,24 +23,23 @@ pub(super) struct Sender {
     link: SourceLink,
     encoder: Encoder,
     /// What is on the disk that the other side reads, too.
-    page_map: Option<SnapshotPageMap>,
+    pub(super) page_map: Option<DiskPageMap>,
     shape: Shape,
     stream: UnixStream,
     is_cancelled: Arc<AtomicBool>,
 }
 
 impl Sender {
-    /// Begins with a host that holds nothing of the machine. Where its disk travels, too, it is to be protected.
+    /// Begins with a host that holds nothing of the machine.
     pub(super) fn begin(
         stream: UnixStream,
         shape: Shape,
-        page_map: Option<SnapshotPageMap>,
+        page_map: Option<DiskPageMap>,
         bytes_per_second: Option<u64>,
         is_cancelled: Arc<AtomicBool>,
     ) -> Result<Sender, String> {
         let _watch = Watch::begin(&stream, &is_cancelled, None).map_err(words)?;
-        let carried = stream.try_clone().and_then(|stream| directions(stream, shape.disk_travels));
-        let (from, to) = carried.map_err(words)?;
+        let (from, to) = stream.try_clone().and_then(directions).map_err(words)?;
         let pace = Arc::new(Pace::new(bytes_per_second));
         let (link, _) = Sending::begin(Session::new(), shape, from, to, pace, TURN_TIMEOUT).map_err(lost)?;
         let seed = page_map.as_ref().map_or_else(rand::random, |map| map.seed);
@@ -63,6 +62,11 @@ impl Sender {
     /// Ends the connection when the migration is cancelled, or after so long.
     pub(super) fn watch(&self, longest: Option<Duration>) -> Result<Watch, String> {
         Watch::begin(&self.stream, &self.is_cancelled, longest).map_err(words)
+    }
+
+    /// What the machine says waits for the other side from now on.
+    pub(super) fn set_protected(&self) -> Result<(), String> {
+        set_protected(&self.stream).map_err(words)
     }
 
     /// Says something.
@@ -109,7 +113,7 @@ impl Work {
         let pages = EpochPages::open(near, sender.shape.memory_bytes / PAGE_BYTES as u64, CHECKPOINT_TIMEOUT);
         let pages = pages.map_err(words)?;
         let memory = Changed { numbers: pages.numbers(), source: &pages };
-        let versions: Vec<Version> = sender.page_map.iter().map(SnapshotPageMap::version).collect();
+        let versions: Vec<Version> = sender.page_map.as_ref().and_then(DiskPageMap::version).into_iter().collect();
         let disk = disk.map(|blocks| Changed { numbers: blocks.numbers(), source: blocks });
         let epoch = Epoch { number: epoch, versions: &versions, memory, disk, devices };
         let known: &mut dyn Known = match &mut sender.page_map {

@@ -18,7 +18,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::guest::Begun;
-use super::server::{Launch, Server, ServerEvent};
+use super::server::{Launch, Server};
+use super::servers::Servers;
 use super::service::{Kept, serve};
 use super::unresponsive::unix_ms;
 use super::{
@@ -131,9 +132,9 @@ async fn keep(
     stops: &mut mpsc::Receiver<Stop>,
 ) -> Result<Vec<oneshot::Sender<()>>, MachineError> {
     let disk_failed = |reason| MachineError::Ended { machine: home.name().to_string(), reason };
-    let (mut served, mut restored) = match home.process_id() {
+    let (served, mut restored) = match home.process_id() {
         Some(_) => (memory::take_over(home).await, None),
-        None => match expected(home).await? {
+        None => match expected(home, user).await? {
             Some(record) => {
                 let arriving = arrive::begin(home, user, kept, record).await;
                 match arriving {
@@ -162,7 +163,7 @@ async fn keep(
         }
     }
     kept.change(|status| status.memory_process_id = served.as_ref().and_then(Server::process_id));
-    let mut held = match home.process_id() {
+    let held = match home.process_id() {
         Some(_) => network::take_over(home).await,
         None => match network::begin(home).await {
             Ok(held) => held,
@@ -176,7 +177,7 @@ async fn keep(
         },
     };
     kept.change(|status| status.network_process_id = held.as_ref().and_then(Server::process_id));
-    let mut disk = match Server::start(home, Launch::Disk(user.clone())).await {
+    let disk = match Server::start(home, Launch::Disk(user.clone())).await {
         Ok(disk) => disk,
         Err(reason) => {
             let error = disk_failed(reason);
@@ -189,12 +190,11 @@ async fn keep(
         }
     };
     kept.change(|status| status.disk_process_id = disk.process_id());
+    let mut servers = Servers { disk, memory: served, network: held };
     if home.process_id().is_none()
         && let Ok(Stop { done, .. }) = stops.try_recv()
     {
-        disk.close().await;
-        network::close(home, held).await;
-        memory::close(home, served).await;
+        servers.close(home).await;
         let reason = "it was told to stop before it began".to_owned();
         note(home, &MachineEnd { clean: true, reason, unix_ms: unix_ms() });
         return Ok(vec![done]);
@@ -203,7 +203,12 @@ async fn keep(
     let is_restored = restored.is_some();
     let begins_here = matches!(restored, Some(Begun::Arriving(_))) || desired_state::is_arriving(home);
     let (machine, care) = loop {
-        match guest::start(home, user, restored.take()).await {
+        // It may stand by for long, for a machine elsewhere.
+        let started = tokio::select! {
+            started = guest::start(home, user, restored.take()) => started,
+            never = servers.look_after(kept) => match never {},
+        };
+        match started {
             Ok(started) => break started,
             // It runs, and needs its disk: it is not given up, however long its monitor is unresponsive.
             Err(error) if !is_restored && home.process_id().is_some() => {
@@ -211,22 +216,23 @@ async fn keep(
                 tokio::time::sleep(ADOPT_INTERVAL).await;
             }
             Err(error) => {
-                disk.close().await;
-                network::close(home, held).await;
-                memory::close(home, served).await;
+                servers.close(home).await;
                 return Err(error);
             }
         }
     };
     // Its keeper has died before it was known where it goes on. Where that record is broken it stands.
-    if let Some(record) = arrival_of(home).filter(|_| desired_state::is_arriving(home))
-        && let Err(error) = arrive::decide(home, user, &machine, kept, &record).await
-    {
+    let decided = match arrival_of(home).filter(|_| desired_state::is_arriving(home)) {
+        Some(record) => tokio::select! {
+            decided = arrive::decide(home, user, &machine, kept, &record, None) => decided,
+            never = servers.look_after(kept) => match never {},
+        },
+        None => Ok(()),
+    };
+    if let Err(error) = decided {
         machine.kill();
         let _ = machine.wait_killed().await;
-        disk.close().await;
-        network::close(home, held).await;
-        memory::close(home, served).await;
+        servers.close(home).await;
         return Err(error);
     }
     // Only from here on: before that nobody lets it go.
@@ -237,7 +243,7 @@ async fn keep(
     if desired_state::is_migrated(home) {
         tokio::spawn(conclude::conclude(Arc::clone(kept), machine.clone()));
     } else {
-        protect::resume(kept, &machine).await;
+        protect::resume(kept, &machine);
     }
     if let Some(record) = arrival_of(home).filter(|record| begins_here && !record.is_whole) {
         tokio::spawn(arriving_disk::look_after_disk(home.clone(), record));
@@ -256,47 +262,12 @@ async fn keep(
     let ending = loop {
         tokio::select! {
             ending = machine.wait_ended() => break ending,
-            event = disk.next() => {
-                let number = disk.process_id();
-                match event {
-                    ServerEvent::Died(reason) => {
-                        tracing::warn!(reason, "the disk server has died and is started again");
-                        kept.change(|status| status.disk_process_id = None);
-                    }
-                    ServerEvent::Serves => kept.change(|status| {
-                        (status.disk_process_id, status.disk_restarts) = (number, status.disk_restarts + 1);
-                    }),
-                    // What stands in the way may pass; the guest waits.
-                    ServerEvent::Failed(reason) => tracing::error!(reason, "the disk is not served"),
-                }
-            }
-            event = next_of(&mut served) => {
-                let number = served.as_ref().and_then(Server::process_id);
-                match event {
-                    ServerEvent::Died(reason) => {
-                        tracing::warn!(reason, "the memory server has died and is started again");
-                        kept.change(|status| status.memory_process_id = None);
-                    }
-                    ServerEvent::Serves => kept.change(|status| {
-                        (status.memory_process_id, status.memory_restarts) = (number, status.memory_restarts + 1);
-                    }),
-                    ServerEvent::Failed(reason) => tracing::error!(reason, "the memory is not served"),
-                }
-            }
-            event = next_of(&mut held) => {
-                let number = held.as_ref().and_then(Server::process_id);
-                match event {
-                    ServerEvent::Died(reason) => {
-                        tracing::warn!(reason, "the network holder has died and is started again");
-                        kept.change(|status| status.network_process_id = None);
-                    }
-                    ServerEvent::Serves => kept.change(|status| {
-                        (status.network_process_id, status.network_restarts) = (number, status.network_restarts + 1);
-                    }),
-                    ServerEvent::Failed(reason) => tracing::error!(reason, "no frames of the machine are passed"),
-                }
-            }
+            never = servers.look_after(kept) => match never {},
+            // Who has asked while it could not be done, and has gone, wants it no more.
             Some(Stop { force, timeout, done }) = stops.recv() => {
+                if done.is_closed() {
+                    continue;
+                }
                 waiting.push(done);
                 was_forced |= force;
                 kept.change(|status| status.state = MachineState::Stopping);
@@ -322,9 +293,7 @@ async fn keep(
     tracing::info!(ending = %ending, "the machine has ended");
     kept.change(|status| (status.state, status.process_id) = (MachineState::Stopping, None));
     protect::settle_end(kept, &ending, ender.is_some()).await;
-    disk.close().await;
-    network::close(home, held).await;
-    memory::close(home, served).await;
+    servers.close(home).await;
     let mut end = end_of(&ending, was_forced);
     if was_unresponsive {
         let seconds = patience.silent_after.as_secs();
@@ -339,8 +308,8 @@ async fn keep(
 
 /// The machine that is to come here, if this one is that. One that was protected elsewhere does not start before it is
 /// known that it does not run there.
-async fn expected(home: &MachineHome) -> Result<Option<Arrival>, MachineError> {
-    protect::check_start(home).await?;
+async fn expected(home: &MachineHome, user: &ServiceUser) -> Result<Option<Arrival>, MachineError> {
+    protect::check_start(home, user).await?;
     arrive::expected(home)
 }
 
@@ -350,14 +319,6 @@ fn arrival_of(home: &MachineHome) -> Option<Arrival> {
         tracing::error!(%error, "it is not known whether the machine has come from another host");
         None
     })
-}
-
-/// What happens next to a server; nothing ever where there is none.
-async fn next_of(server: &mut Option<Server>) -> ServerEvent {
-    match server {
-        Some(server) => server.next().await,
-        None => std::future::pending().await,
-    }
 }
 
 /// How long a guest may be unresponsive, and what follows.

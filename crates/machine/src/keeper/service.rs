@@ -19,7 +19,7 @@ use super::{
     ProtectionStatus, checkpoint, guest, migrate, network, protect,
 };
 use crate::desired_state::{self, DesiredState, Found};
-use crate::migration::Departure;
+use crate::migration::{Arrival, ArrivalState, Departure};
 use crate::{MachineError, MachineHome, hypervisor_failed};
 
 /// How long a caller may take to say what it wants.
@@ -175,6 +175,22 @@ impl Kept {
         *self.protecting.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
+    /// Somebody has it end.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.status().state == MachineState::Stopping
+    }
+
+    /// Whether it is, or becomes, a copy that protects a machine of another host.
+    fn stands_by(&self) -> bool {
+        let is_copy = |record: Arrival| record.protects && record.state == ArrivalState::Begun;
+        Arrival::of(&self.home).is_ok_and(|record| record.is_some_and(is_copy))
+    }
+
+    /// Checkpoints that its backup has had.
+    pub(super) fn epochs_protected(&self) -> u64 {
+        self.status().protection.as_ref().map_or(0, |status| status.epochs)
+    }
+
     /// Whether somebody protects it, or tries to.
     pub(super) fn is_protected(&self) -> bool {
         self.protecting().is_some()
@@ -206,11 +222,17 @@ impl Kept {
 
     /// Ends its protection; returns when nothing of it is left here.
     async fn unprotect(&self) -> Result<(), MachineError> {
+        // First: no later keeper begins again.
+        protect::forget_wanted(&self.home)?;
         self.cancel_protection();
         while self.is_protected() {
             tokio::time::sleep(PROTECTION_LOOK_INTERVAL).await;
         }
-        protect::forget_wanted(&self.home)
+        let Some(machine) = self.machine.get() else { return Ok(()) };
+        protect::forget_left(&self.home, machine).await.map_err(|reason| {
+            let (machine, to) = (self.home.name().to_string(), "its backup".to_owned());
+            MachineError::Protection { machine, to, reason }
+        })
     }
 
     /// Lets the machine go on at the host that protects it by this token; returns when it was given away, or is not.
@@ -220,10 +242,16 @@ impl Kept {
             MachineError::Protection { machine, to, reason: reason.to_owned() }
         };
         let is_by_it = |departure: &Departure| departure.token == token && departure.is_whole;
-        let (Some(protecting), Some(_)) = (self.protecting(), Departure::protecting(&self.home)?.filter(is_by_it)) else {
+        let (Some(protecting), Some(_)) = (self.protecting(), Departure::protecting(&self.home)?.filter(is_by_it))
+        else {
             return Err(refused("its copy there is of no use, or not whole yet"));
         };
+        if self.machine.get().is_none_or(|machine| machine.state() != State::Running) {
+            return Err(refused("its processors stand: onecopy vm resume lets them go"));
+        }
         protecting.is_to_yield.store(true, Ordering::Release);
+        // Nobody's wish is done later: where this is given up, it is nobody's any more.
+        let _wished = Wished(&protecting);
         while !desired_state::is_migrated(&self.home) {
             if Departure::protecting(&self.home)?.filter(is_by_it).is_none() {
                 return Err(refused("it could not be given away, and is copied anew"));
@@ -346,7 +374,7 @@ impl Kept {
     }
 
     /// Makes the machine stand, or run again.
-    async fn set_paused(&self, is_wanted: bool) -> Result<(), MachineError> {
+    async fn set_paused(self: &Arc<Kept>, is_wanted: bool) -> Result<(), MachineError> {
         let does_not_run = || MachineError::DoesNotRun { name: self.home.name().clone() };
         let machine = self.machine.get().ok_or_else(does_not_run)?;
         // A take would let go what is to stand.
@@ -358,7 +386,10 @@ impl Kept {
         self.let_go(machine).await?;
         // One that was taken back has perhaps run elsewhere.
         network::announce_often(&self.home);
-        self.note(DesiredState::Running)
+        self.note(DesiredState::Running)?;
+        // So is one that was to be protected.
+        protect::resume(self, machine);
+        Ok(())
     }
 
     /// Takes a checkpoint, also when who has asked has gone.
@@ -408,6 +439,11 @@ impl Kept {
         })
     }
 
+    /// The same, for who must.
+    pub(super) async fn alone_in_turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.checkpointing.lock().await
+    }
+
     async fn answer(self: &Arc<Kept>, request: KeeperRequest, progress: &mpsc::Sender<KeeperReply>) -> KeeperReply {
         let failed = |message: String| KeeperReply::Error { kind: None, message };
         match request {
@@ -432,6 +468,13 @@ impl Kept {
             KeeperRequest::Decide { token, goes } => self.decide(&token, goes),
             // It was seen to before.
             KeeperRequest::Receive {} => failed("nobody comes over this connection".to_owned()),
+            KeeperRequest::Stop { .. } if self.stands_by() => {
+                let name = self.home.name();
+                failed(format!(
+                    "it is a copy that stands by for a machine elsewhere; to give it up: onecopy vm unprotect {name} \
+                     at that machine's host, or here onecopy vm migrate {name} --abandon"
+                ))
+            }
             KeeperRequest::Stop { force, timeout_ms } => {
                 let (done, ended) = oneshot::channel();
                 let stop = Stop { force, timeout: Duration::from_millis(timeout_ms), done };
@@ -461,6 +504,15 @@ impl Kept {
             }
             Err(error) => KeeperReply::Error { kind: None, message: error.to_string() },
         }
+    }
+}
+
+/// Dropped, the machine is not to go on at its backup, unless it is on its way.
+struct Wished<'a>(&'a Protecting);
+
+impl Drop for Wished<'_> {
+    fn drop(&mut self) {
+        self.0.is_to_yield.store(false, Ordering::Release);
     }
 }
 

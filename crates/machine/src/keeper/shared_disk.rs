@@ -25,41 +25,72 @@ const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a look into the page map may take: the machine may stand meanwhile, and without it nothing is wrong.
 const FIND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The page map of the running disk, as far as it tells of a snapshot.
-pub(super) struct SnapshotPageMap {
+/// What blocks are referred to as they are.
+enum RefersTo {
+    /// A snapshot that the other side reads, by its name.
+    Snapshot(String),
+    /// The last epoch of a disk that the other side has a copy of: its number, and that of the memory's with it.
+    Epoch { disk: u64, memory: u64 },
+    /// Nothing as yet.
+    Nothing,
+}
+
+/// The page map of the running disk, as far as it tells of what the other side has.
+pub(super) struct DiskPageMap {
     disk: PathBuf,
-    snapshot: String,
+    refers_to: RefersTo,
     /// It has not answered once, and is not asked any more.
     is_lost: bool,
     /// By which contents are hashed.
     pub(super) seed: u64,
 }
 
-impl SnapshotPageMap {
+impl DiskPageMap {
+    /// Of a disk that the other side is to have a copy of; none where it has no page map.
+    ///
+    /// # Errors
+    /// The disk's server does not answer.
+    pub(super) fn of_copied(home: &MachineHome) -> Result<Option<DiskPageMap>, Cause> {
+        let disk = home.disk();
+        let seed = DiskClient::connect(&disk)?.info()?.page_map.map(|map| map.seed);
+        Ok(seed.map(|seed| DiskPageMap { disk, refers_to: RefersTo::Nothing, is_lost: false, seed }))
+    }
+
+    /// The other side holds this epoch of the disk, and of the memory.
+    pub(super) fn set_epoch(&mut self, disk: u64, memory: u64) {
+        self.refers_to = RefersTo::Epoch { disk, memory };
+    }
+
     /// Makes the snapshot, durably. None where the disk has no page map.
     ///
     /// # Errors
     /// The disk's server does not answer, or makes none.
-    pub(super) fn begin(home: &MachineHome, snapshot: &str) -> Result<Option<SnapshotPageMap>, Cause> {
+    pub(super) fn begin(home: &MachineHome, snapshot: &str) -> Result<Option<DiskPageMap>, Cause> {
         let disk = home.disk();
         let mut client = DiskClient::connect(&disk)?;
         let Some(map) = client.info()?.page_map else { return Ok(None) };
         client.snapshot(snapshot)?;
-        Ok(Some(SnapshotPageMap { disk, snapshot: snapshot.to_owned(), is_lost: false, seed: map.seed }))
+        let refers_to = RefersTo::Snapshot(snapshot.to_owned());
+        Ok(Some(DiskPageMap { disk, refers_to, is_lost: false, seed: map.seed }))
     }
 
     /// Forgets the snapshot: nobody reads it.
     pub(super) fn forget(self) {
+        let RefersTo::Snapshot(name) = self.refers_to else { return };
         let forgotten = DiskClient::connect(&self.disk)
-            .and_then(|mut client| client.ask::<()>(&Request::DeleteSnapshot { name: self.snapshot.clone() }));
+            .and_then(|mut client| client.ask::<()>(&Request::DeleteSnapshot { name: name.clone() }));
         if let Err(error) = forgotten {
-            tracing::warn!(%error, snapshot = self.snapshot, "a snapshot of the disk is left");
+            tracing::warn!(%error, snapshot = name, "a snapshot of the disk is left");
         }
     }
 
-    /// How references name the snapshot.
-    pub(super) fn version(&self) -> Version {
-        Version::Snapshot(self.snapshot.clone())
+    /// How references name it.
+    pub(super) fn version(&self) -> Option<Version> {
+        match &self.refers_to {
+            RefersTo::Snapshot(name) => Some(Version::Snapshot(name.clone())),
+            RefersTo::Epoch { memory, .. } => Some(Version::Epoch(*memory)),
+            RefersTo::Nothing => None,
+        }
     }
 
     fn ask(&self, wanted: &[Wanted]) -> Result<Vec<Option<u64>>, Cause> {
@@ -68,8 +99,15 @@ impl SnapshotPageMap {
         let mut found = Vec::with_capacity(wanted.len());
         for wanted in wanted.chunks(WANTED_MAX) {
             let contents = wanted.iter().map(|wanted| WantedContent::new(wanted.page, wanted.hash)).collect();
-            let blocks: Vec<Option<u64>> = client
-                .ask_within(&Request::Find { snapshot: self.snapshot.clone(), wanted: contents }, FIND_TIMEOUT)?;
+            let request = match &self.refers_to {
+                RefersTo::Snapshot(name) => Request::Find { snapshot: name.clone(), wanted: contents },
+                RefersTo::Epoch { disk, .. } => Request::FindSinceEpoch { epoch: *disk, wanted: contents },
+                RefersTo::Nothing => {
+                    found.extend(wanted.iter().map(|_| None));
+                    continue;
+                }
+            };
+            let blocks: Vec<Option<u64>> = client.ask_within(&request, FIND_TIMEOUT)?;
             if blocks.len() != wanted.len() {
                 return Err(format!("{} answers for {} pages", blocks.len(), wanted.len()).into());
             }
@@ -79,7 +117,7 @@ impl SnapshotPageMap {
     }
 }
 
-impl Known for SnapshotPageMap {
+impl Known for DiskPageMap {
     fn find_many(&mut self, wanted: &[Wanted], found: &mut Vec<Option<BlockAt>>) -> Result<(), Cause> {
         let asked = if self.is_lost { Ok(vec![None; wanted.len()]) } else { self.ask(wanted) };
         let blocks = asked.unwrap_or_else(|error| {

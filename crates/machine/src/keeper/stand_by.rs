@@ -2,19 +2,21 @@
 //! not run where it comes from.
 
 use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use onecopy_checkpoint::delta::{Decoder, NoBlocks};
+use onecopy_checkpoint::delta::Decoder;
 use onecopy_checkpoint::link::Received;
 use onecopy_hypervisor::Machine;
 use onecopy_postgres::ServiceUser;
+use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::Command;
 
 use super::arrive::{Arriving, discard, failed, go_on, keep_there, load, note_prefix, verdict};
 use super::backup::Copy;
-use super::link::{Answered, DestinationLink, Said, message, understand};
+use super::link::{Answered, DestinationLink, Said, message, set_protected, understand};
 use super::migrate::words;
 use super::protection::{ProtectionRole, ProtectionState, ProtectionStatus};
 use super::service::Kept;
@@ -22,47 +24,48 @@ use super::unresponsive::unix_ms;
 use crate::migration::{Arrival, Verdict};
 use crate::{MachineError, MachineHome};
 
-/// How long a command may take that fences a host.
-const FENCE_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// What has come.
-pub(super) enum Next {
-    Epoch,
+enum Next {
+    /// An epoch, since when the source has not missed this side.
+    Epoch(Instant),
     Said(Said),
 }
 
 /// Why nothing more comes.
-pub(super) enum Broken {
+enum Broken {
     /// The source is lost: what is held counts.
     Link(String),
     /// What is held is of no use.
     Copy(String),
 }
 
-impl Broken {
-    pub(super) fn words(self) -> String {
-        match self {
-            Broken::Link(reason) | Broken::Copy(reason) => reason,
-        }
-    }
-}
-
 /// Takes what comes next; an epoch counts when this returns.
-pub(super) fn next(link: &mut DestinationLink, decoder: &mut Decoder, copy: &Copy) -> Result<Next, Broken> {
+fn next(link: &mut DestinationLink, decoder: &mut Decoder, copy: &Copy) -> Result<Next, Broken> {
     let lost = |error| Broken::Link(words(error));
-    match link.receive(decoder, copy, &NoBlocks).map_err(lost)? {
+    match link.receive(decoder, copy, copy).map_err(lost)? {
         Received::Epoch(held) => {
             copy.apply().map_err(|error| Broken::Copy(words(error)))?;
+            // The source has heard nothing later when it misses this side.
+            let heard = Instant::now();
             link.acknowledge(held).map_err(lost)?;
-            Ok(Next::Epoch)
+            Ok(Next::Epoch(heard))
         }
         Received::Message(said) => understand(&said).map(Next::Said).map_err(lost),
     }
 }
 
+fn unwritten(reason: &str) -> String {
+    format!("the copy of it cannot be written: {reason}")
+}
+
+/// Closes the copy beside: what of the memory is not written back goes to its server then, and that may take long.
+pub(super) fn close(copy: Option<Copy>) {
+    tokio::task::spawn_blocking(move || drop(copy));
+}
+
 /// How following a machine has ended.
 enum Ended {
-    /// Its last epoch comes, and it goes on here.
+    /// Its last epoch is here, and it stands where it comes from.
     Last,
     /// It is protected no more, or the copy is of no use.
     Void(String),
@@ -70,28 +73,51 @@ enum Ended {
     Lost(String),
 }
 
-/// Takes epoch after epoch.
-fn follow(link: &mut DestinationLink, decoder: &mut Decoder, copy: &Copy, kept: &Kept) -> Ended {
+/// Takes epoch after epoch; with since when the source may have missed this side.
+fn follow(
+    (link, stream): (&mut DestinationLink, &UnixStream),
+    decoder: &mut Decoder,
+    copy: &Copy,
+    kept: &Kept,
+) -> (Ended, Instant) {
+    let mut heard = Instant::now();
     if let Err(error) = link.say(&message(&Answered::Waiting {})) {
-        return Ended::Lost(words(error));
+        return (Ended::Lost(words(error)), heard);
     }
-    loop {
+    let ended = loop {
         match next(link, decoder, copy) {
-            Ok(Next::Epoch) => kept.change_protection(|status| {
-                status.epochs += 1;
+            Ok(Next::Epoch(at)) => {
+                heard = at;
                 // Those before have no devices: nothing could go on from them.
-                if !decoder.devices().is_empty() {
-                    status.state = ProtectionState::Protected;
-                    status.newest_unix_ms = Some(unix_ms());
+                let is_whole = !decoder.devices().is_empty();
+                if is_whole && let Err(error) = set_protected(stream) {
+                    break Ended::Lost(words(error));
                 }
-            }),
-            Ok(Next::Said(Said::Last {})) => return Ended::Last,
-            Ok(Next::Said(Said::End {})) => return Ended::Void("it is protected no more".to_owned()),
-            Ok(Next::Said(other)) => return Ended::Lost(format!("{other:?} came instead of an epoch")),
-            Err(Broken::Link(reason)) => return Ended::Lost(reason),
-            Err(Broken::Copy(reason)) => return Ended::Void(format!("the copy of it cannot be written: {reason}")),
+                kept.change_protection(|status| {
+                    status.epochs += 1;
+                    if is_whole {
+                        status.state = ProtectionState::Protected;
+                        status.newest_unix_ms = Some(unix_ms());
+                    }
+                });
+            }
+            // Until it is here, the one before it counts.
+            Ok(Next::Said(Said::Last {})) => match next(link, decoder, copy) {
+                Ok(Next::Epoch(at)) => {
+                    heard = at;
+                    break Ended::Last;
+                }
+                Ok(Next::Said(other)) => break Ended::Lost(format!("{other:?} came instead of its last epoch")),
+                Err(Broken::Link(reason)) => break Ended::Lost(reason),
+                Err(Broken::Copy(reason)) => break Ended::Void(unwritten(&reason)),
+            },
+            Ok(Next::Said(Said::End {})) => break Ended::Void("it is protected no more".to_owned()),
+            Ok(Next::Said(other)) => break Ended::Lost(format!("{other:?} came instead of an epoch")),
+            Err(Broken::Link(reason)) => break Ended::Lost(reason),
+            Err(Broken::Copy(reason)) => break Ended::Void(unwritten(&reason)),
         }
-    }
+    };
+    (ended, heard)
 }
 
 impl Arriving {
@@ -102,13 +128,15 @@ impl Arriving {
         user: &ServiceUser,
         machine: &Machine,
     ) -> Result<(), MachineError> {
-        let Arriving { mut link, stream, mut decoder, prefix, shared, record, kept, has_snapshot, copy, restored } = self;
+        let Arriving { mut link, stream, mut decoder, prefix, shared, record, kept, has_snapshot, copy, restored } =
+            self;
         let copy = copy.ok_or_else(|| failed(home, "there is no copy of it"))?;
         let status = ProtectionStatus::new(ProtectionRole::Backup, record.origin.clone());
         kept.change(|told| told.protection = Some(status));
+        let own = stream.try_clone().map_err(|error| failed(home, error))?;
         let told = Arc::clone(&kept);
         let mut following = tokio::task::spawn_blocking(move || {
-            let ended = follow(&mut link, &mut decoder, &copy, &told);
+            let ended = follow((&mut link, &own), &mut decoder, &copy, &told);
             (link, decoder, copy, ended)
         });
         let (joined, word) = tokio::select! {
@@ -123,19 +151,27 @@ impl Arriving {
                 return Err(failed(home, format!("the QEMU that waits for it has ended: {ending}")));
             }
         };
-        let (link, decoder, copy, ended) = joined.map_err(|error| {
+        let (link, decoder, copy, (ended, heard)) = joined.map_err(|error| {
             discard(home, &record);
             MachineError::Task(format!("following a machine ended: {error}"))
         })?;
         let lost = match (word, ended) {
-            (Some(false), _) => return Err(keep_there(home, &record)),
+            (Some(false), _) => {
+                close(Some(copy));
+                return Err(keep_there(home, &record));
+            }
             (None, Ended::Last) => {
-                let copy = Some(copy);
+                let (copy, told) = (Some(copy), Arc::clone(&kept));
+                // Nothing more comes: where the source is lost now, a person decides.
+                told.change_protection(|status| status.state = ProtectionState::Unprotected);
                 let arriving =
                     Arriving { link, stream, decoder, prefix, shared, record, kept, has_snapshot, copy, restored };
-                return arriving.arrive(home, user, machine).await;
+                arriving.arrive(home, user, machine, heard).await?;
+                told.change(|told| told.protection = None);
+                return Ok(());
             }
             (_, Ended::Void(reason)) => {
+                close(Some(copy));
                 discard(home, &record);
                 return Err(failed(home, reason));
             }
@@ -146,6 +182,7 @@ impl Arriving {
         let _ = stream.shutdown(Shutdown::Both);
         drop(link);
         if decoder.devices().is_empty() {
+            close(Some(copy));
             discard(home, &record);
             return Err(failed(home, "the source was lost before all of it was here"));
         }
@@ -154,16 +191,21 @@ impl Arriving {
             kept.change_protection(|status| {
                 (status.state, status.reason) = (ProtectionState::Unprotected, Some(reason));
             });
-            match verdict(home, machine, &kept, &record).await? {
-                Verdict::Given => {}
-                Verdict::Kept | Verdict::Undecided => return Err(keep_there(home, &record)),
+            let verdict = verdict(home, machine, &kept, &record, Some(heard)).await;
+            if !matches!(verdict, Ok(Verdict::Given)) {
+                close(Some(copy));
+                return Err(verdict.err().unwrap_or_else(|| keep_there(home, &record)));
             }
         }
         let began = async {
-            let synchronized = tokio::task::spawn_blocking(move || copy.synchronize()).await;
-            let synchronized = synchronized.map_err(|error| MachineError::Task(error.to_string()))?;
-            synchronized.map_err(|error| failed(home, error))?;
-            load(home, machine, restored, (&prefix, decoder.devices())).await
+            let synchronized = tokio::task::spawn_blocking(move || (copy.synchronize(), copy)).await;
+            let (synchronized, copy) = synchronized.map_err(|error| MachineError::Task(error.to_string()))?;
+            let loaded = match synchronized {
+                Ok(()) => load(home, machine, restored, (&prefix, decoder.devices())).await,
+                Err(error) => Err(failed(home, error)),
+            };
+            close(Some(copy));
+            loaded
         };
         if let Err(error) = began.await {
             // It was given away, and nothing of it has run: the source's host may have it back.
@@ -177,18 +219,29 @@ impl Arriving {
     }
 }
 
-/// Fences the host that a protected machine comes from; it never runs there again when this returns.
+/// Fences the host that a protected machine comes from, within `longest`; it never runs there again when this returns.
 ///
 /// # Errors
 /// In words: that is not known.
-pub(super) async fn fence(home: &MachineHome, record: &Arrival, command: &str) -> Result<(), String> {
+pub(super) async fn fence(
+    home: &MachineHome,
+    record: &Arrival,
+    command: &str,
+    longest: Duration,
+) -> Result<(), String> {
     let mut fencing = Command::new("/bin/sh");
-    fencing.arg("-c").arg(command).current_dir("/").stdin(Stdio::null()).kill_on_drop(true);
+    fencing.arg("-c").arg(command).current_dir("/").stdin(Stdio::null()).kill_on_drop(true).process_group(0);
     fencing.env("ONECOPY_MACHINE", home.name().as_str()).env("ONECOPY_ORIGIN", &record.origin);
-    let ended = tokio::time::timeout(FENCE_TIMEOUT, fencing.status()).await;
-    match ended.map_err(|_| format!("it has not ended within {} s", FENCE_TIMEOUT.as_secs()))? {
+    let mut fencing = fencing.spawn().map_err(|error| format!("it cannot be run: {error}"))?;
+    let group = fencing.id().and_then(|group| Pid::from_raw(group.cast_signed()));
+    let Ok(ended) = tokio::time::timeout(longest, fencing.wait()).await else {
+        // With all that it has begun: nothing of it fences anybody later.
+        let _ = group.map(|group| kill_process_group(group, Signal::KILL));
+        return Err(format!("it has not ended within {} s", longest.as_secs()));
+    };
+    match ended {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("it has ended with {status}")),
-        Err(error) => Err(format!("it cannot be run: {error}")),
+        Err(error) => Err(format!("how it has ended is not known: {error}")),
     }
 }

@@ -7,9 +7,7 @@ use tokio::net::UnixStream;
 
 use super::{ANSWER_TIMEOUT, CHECKPOINT_TIMEOUT, KEEPER_TIMEOUT, Machine, REPLY_BYTES_MAX};
 use crate::MachineError;
-use crate::keeper::{
-    KeeperReply, KeeperRequest, MigrationEvent, MigrationOrder, Prediction, ProtectionOrder, protect,
-};
+use crate::keeper::{KeeperReply, KeeperRequest, MigrationEvent, MigrationOrder, Prediction, ProtectionOrder, protect};
 use crate::migration::{Arrival, Departure, DepartureState, MigrationResult};
 
 impl Machine {
@@ -98,6 +96,22 @@ impl Machine {
         }
     }
 
+    /// Of a machine that does not run and was protected: asks the other host whether it goes on there, and writes that
+    /// down. Nothing happens where somebody looks after it.
+    ///
+    /// # Errors
+    /// [`MachineError::Protection`]: that is not known; [`MachineError::Directory`].
+    pub async fn settle_copy(&self) -> Result<(), MachineError> {
+        let Some(_lock) = self.take_keeper_lock().await? else { return Ok(()) };
+        if self.process_id().is_some() {
+            return Ok(());
+        }
+        match protect::check_start(&self.home, &self.user).await {
+            Ok(()) | Err(MachineError::Moved { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Has it copied to another host, again and again; its status tells how far that is.
     ///
     /// # Errors
@@ -122,8 +136,9 @@ impl Machine {
         }
         let lock = self.take_keeper_lock().await?;
         let _lock = lock.ok_or_else(|| self.keeper_failed("is beginning, or ending; try again".to_owned()))?;
-        if let Some(departure) = Departure::protecting(&self.home)? {
-            protect::forget_backup(&self.home, &departure, force).await?;
+        let known = Departure::of(&self.home)?.filter(|known| known.protects && known.state == DepartureState::Begun);
+        if let Some(departure) = known {
+            protect::forget_backup(&self.home, &self.user, &departure, force).await?;
         }
         protect::forget_wanted(&self.home)
     }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use onecopy_clone::CloneError;
 use onecopy_clone::network::client::{Stream, connect};
 use onecopy_clone::network::keys::HostKeys;
 use onecopy_clone::network::protocol::words;
@@ -100,6 +101,8 @@ pub enum Verdict {
     Kept,
     /// It is not decided yet, or not known.
     Undecided,
+    /// No machine of that name here was ever to go.
+    Unknown,
 }
 
 /// What became of a machine that has come. Where this is said it is durable.
@@ -118,7 +121,10 @@ pub enum Unanswered {
     /// Nobody was reached: it has not heard the order.
     #[error("{0}")]
     Unreachable(String),
-    /// It may have heard it; or it has refused.
+    /// It was reached, and may have heard it.
+    #[error("{0}")]
+    Silent(String),
+    /// It has refused, or trusts nobody here.
     #[error("{0}")]
     Refused(String),
 }
@@ -153,13 +159,17 @@ async fn exchange(address: &str, keys: &Path, order: &HostOrder) -> Result<(Box<
     let refused = |error: String| Unanswered::Refused(error);
     let keys = HostKeys::load(keys).map_err(|error| refused(error.to_string()))?;
     let stream = connect(address, &keys).await;
-    let mut stream = stream.map_err(|error| Unanswered::Unreachable(error.to_string()))?;
+    let mut stream = stream.map_err(|error| match error {
+        CloneError::Network { .. } => Unanswered::Unreachable(error.to_string()),
+        // That it cannot be asked says nothing of whether it lives.
+        other => refused(other.to_string()),
+    })?;
     let order = serde_json::to_value(order).map_err(|error| refused(error.to_string()))?;
     let asking = async {
         write_line(&mut stream, &HostRequest::Machine { order }).await?;
         read_line::<_, HostAnswer>(&mut stream).await
     };
     let answer = tokio::time::timeout(ANSWER_TIMEOUT, asking).await;
-    let answer = answer.map_err(|_| refused("it does not answer".to_owned()))?;
-    Ok((Box::new(stream), answer.map_err(|error| refused(error.to_string()))?))
+    let answer = answer.map_err(|_| Unanswered::Silent("it does not answer".to_owned()))?;
+    Ok((Box::new(stream), answer.map_err(|error| Unanswered::Silent(error.to_string()))?))
 }

@@ -73,6 +73,7 @@ fn departure() -> Departure {
         is_whole: false,
         result: None,
         protects: false,
+        fences: false,
     }
 }
 
@@ -150,7 +151,7 @@ fn recover(source: &mut Side, destination: &mut Side) {
                 destination.let_go();
             }
             Verdict::Kept => destination.machine = None,
-            Verdict::Undecided => panic!("the source's keeper settles it"),
+            Verdict::Undecided | Verdict::Unknown => panic!("the source's keeper settles it"),
         }
     }
     // `vm migrate --resume` on the source: the other side says that it never will run, durably.
@@ -247,7 +248,7 @@ fn t30_what_is_not_known_is_no_verdict_and_an_earlier_migration_came_to_nothing(
     let directory = tempfile::tempdir().unwrap();
     let home = MachineHome::at(&directory.path().join("web")).unwrap();
     fs::create_dir(home.root()).unwrap();
-    assert_eq!(Departure::verdict(&home, "one"), Verdict::Undecided, "nothing is known");
+    assert_eq!(Departure::verdict(&home, "one"), Verdict::Unknown, "nothing is known");
     departure().write(&home).unwrap();
     assert_eq!(Departure::verdict(&home, "one"), Verdict::Undecided, "it is under way");
     assert_eq!(Departure::verdict(&home, "other"), Verdict::Kept);

@@ -21,8 +21,8 @@ use crate::signals::{HangUp, StopSignal};
 /// Keep a copy of a running machine on another host, which goes on there when it dies here
 ///
 /// The other host runs `onecopy host --machines DIRECTORY`, and so does this one. Memory and disk are copied once, and
-/// from then on what has changed, ten times a second. When its QEMU dies it goes on there by itself; when its host does,
-/// by `onecopy vm failover` or by what `onecopy host --fence` names there. Returns once it is protected.
+/// from then on what has changed, ten times a second. When its QEMU dies it goes on there by itself; when its host
+/// does, by `onecopy vm failover` or by what `onecopy host --fence` names there. Returns once it is protected.
 #[derive(Debug, Args)]
 pub struct Protect {
     #[command(flatten)]
@@ -145,8 +145,8 @@ impl Unprotect {
 
 /// Let a machine go on here that is protected here
 ///
-/// Where it runs still, it is given away without a loss, as by a migration. Where its host does not answer, --force says
-/// that it is dead: two machines would run else.
+/// Where it runs still, it is given away without a loss, as by a migration. Where its host does not answer, --force
+/// says that it is dead: two machines would run else.
 #[derive(Debug, Args)]
 pub struct Failover {
     #[command(flatten)]

@@ -33,6 +33,9 @@ impl Machines {
             return Err(MachineError::Migration { machine, to, reason: "its order has no token".to_owned() }.into());
         }
         let home = MachineHome::of(&self.directory.machines(), name);
+        if home.is_made() {
+            Machine::new(home.clone(), self.user.clone()).settle_copy().await?;
+        }
         if home.is_made() && !self.may_be_replaced(&home) {
             return Err(MachineError::Exists { name: name.clone() }.into());
         }
@@ -150,6 +153,7 @@ impl Machines {
         let origin = &order.origin;
         match migration::ask::<Verdict>(origin, keys, &HostOrder::Verdict(order.which.clone())).await {
             Ok(Verdict::Undecided) => Ok(()),
+            Ok(Verdict::Unknown) => Err(failed(format!("its host {origin} has not sent it")).into()),
             Ok(_) => Err(failed(format!("its host {origin} says that it is decided already")).into()),
             Err(reason) => {
                 let remedy = "its disk would come from there: `onecopy host --machines` must run there, and --origin \

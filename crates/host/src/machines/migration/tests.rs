@@ -27,6 +27,7 @@ fn who_is_not_given_away_is_not_read() {
         is_whole: false,
         result: None,
         protects: false,
+        fences: false,
     };
     departure.write(&home).unwrap();
     machines.given_snapshot(&which).unwrap_err();
