@@ -47,6 +47,11 @@ impl Host {
         *self = Host::start(&self.keys, machines, &self.more);
     }
 
+    /// Its process.
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn kill(&mut self) {
         kill(self.child.id());
         let _ = self.child.wait();
@@ -88,7 +93,12 @@ impl Hosts {
 
     /// Both have the same options.
     pub fn both(more: impl Fn(&MachineDirectory) -> Vec<OsString>) -> Hosts {
-        let mut hosts = Hosts::new(&more);
+        Hosts::both_in(more, None)
+    }
+
+    /// The second one's machines are in this place.
+    pub fn both_in(more: impl Fn(&MachineDirectory) -> Vec<OsString>, there: Option<&Path>) -> Hosts {
+        let mut hosts = Hosts::new_in(&more, there);
         hosts.here.0.more = more(&hosts.here.1);
         hosts.here.0.start_again(&hosts.here.1);
         hosts
@@ -96,16 +106,20 @@ impl Hosts {
 
     /// `more`: options of the second one, by the first one's machines.
     fn new(more: impl FnOnce(&MachineDirectory) -> Vec<OsString>) -> Hosts {
+        Hosts::new_in(more, None)
+    }
+
+    fn new_in(more: impl FnOnce(&MachineDirectory) -> Vec<OsString>, there: Option<&Path>) -> Hosts {
         let keys = TestDirectory::new().expect("a directory");
         let authority = keys.join("ca");
-        let host = |name: &str, more: &[OsString]| {
-            let machines = MachineDirectory::new();
+        let host = |name: &str, more: &[OsString], place: Option<&Path>| {
+            let machines = place.map_or_else(MachineDirectory::new, MachineDirectory::within);
             let ca = authority.to_str().expect("UTF-8");
             machines.directory.run(&["host", "keys", "--ca", ca, "--name", name, "--address", "127.0.0.1"]).ok();
             (Host::start(&authority.join(name), &machines, more), machines)
         };
-        let here = host("here", &[]);
-        let there = host("there", &more(&here.1));
+        let here = host("here", &[], None);
+        let there = host("there", &more(&here.1), there);
         Hosts { here, there, _keys: keys }
     }
 }

@@ -5,7 +5,10 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use onecopy_testing::process::{kill, wait_ended};
+use onecopy_testing::TestDirectory;
+use onecopy_testing::mount::{FileSystem, MountedDisk};
+use onecopy_testing::process::{Frozen, kill, send, wait_ended};
+use rustix::process::Signal;
 
 use crate::checkpoints::is_left_out;
 use crate::directory::Ran;
@@ -71,8 +74,8 @@ impl Writer {
 #[track_caller]
 fn logged(side: &Side, first: u64) -> u64 {
     let check = format!(
-        "awk '$1 >= {first} {{ if ($1 != {first} + n++) {{ print \"gap\", $1; exit }} last = $1 }} END {{ print last }}' \
-         /root/log"
+        "awk '$1 >= {first} {{ if ($1 != {first} + n++) {{ print \"gap\", $1; exit }} last = $1 }} \
+         END {{ print last }}' /root/log"
     );
     side.1.guest("web", &check).parse().expect("a number, and no gap")
 }
@@ -80,14 +83,20 @@ fn logged(side: &Side, first: u64) -> u64 {
 /// Protects the machine of one side by the other one.
 fn protect(from: &Side, to: &Side, more: &[&str]) -> Ran {
     let keys = from.0.keys.to_str().expect("UTF-8");
-    let words =
-        ["vm", "protect", "web", "--to", &to.0.address, "--keys", keys, "--origin", &from.0.address, "--json"];
+    let words = ["vm", "protect", "web", "--to", &to.0.address, "--keys", keys, "--origin", &from.0.address, "--json"];
     from.1.directory.run(&[&words, more].concat())
 }
 
 #[track_caller]
 fn wait_protected(side: &Side) {
     until("it is protected", || side.1.machine("web")["protection"]["state"] == "protected");
+}
+
+/// By what a side knows its copy.
+fn token(side: &Side) -> Option<String> {
+    let record = std::fs::read_to_string(side.1.home("web").join("arrival.json")).ok()?;
+    let record: serde_json::Value = serde_json::from_str(&record).expect("JSON");
+    Some(record["token"].as_str().expect("a text").to_owned())
 }
 
 /// It runs here, as it was.
@@ -156,13 +165,7 @@ fn t46_a_machine_survives_its_death_and_its_hosts_with_all_that_was_answered() {
     here.1.guest("web", "true");
     wait_protected(here);
     client.goes_on("it is protected again");
-    let died: Vec<u32> = ["keeper.lock", "qemu.pid", "disk.pid", "memory.pid", "network.pid"]
-        .iter()
-        .filter_map(|file| here.1.process("web", file))
-        .collect();
-    hosts.here.0.kill();
-    died.iter().for_each(|process| kill(*process));
-    died.into_iter().for_each(wait_ended);
+    die(&mut hosts.here);
     let answered = writer.answered();
     let there = &hosts.there;
     until("the source is missed", || there.1.machine("web")["protection"]["state"] == "unprotected");
@@ -189,4 +192,176 @@ fn t46_a_machine_survives_its_death_and_its_hosts_with_all_that_was_answered() {
     assert!(log < answered, "{log} of {answered}: nothing that was answered is missing");
     here.1.directory.run(&["vm", "stop", "web", "--force"]).ok();
     assert_eq!(interfaces(), Vec::<String>::new());
+}
+
+/// Whoever is killed, on either side or on both: the machine goes on on one side, as it was, with its connections and
+/// all that was answered, and is protected again by itself or by the same command. Only where it dies together with its
+/// copy does it begin anew, from its disk, and nothing that was flushed is missing.
+///
+/// Spec: D8, nightly
+#[test]
+fn t47_a_protected_machine_goes_on_whoever_is_killed() {
+    if is_left_out("t47_a_protected_machine_goes_on_whoever_is_killed") {
+        return;
+    }
+    make_network();
+    let hosts = Hosts::both(|_| vec!["--bridge".into(), "br0".into()]);
+    let network = "--network=bridge=br0,address=192.0.2.10/24,gateway=192.0.2.1";
+    let create = ["vm", "create", "web", "--memory=256MB", "--disk=4GB", "--checkpoints", network, "--start"];
+    hosts.here.1.directory.run(&create).ok();
+    for program in [ECHO, LOG, WRITER] {
+        hosts.here.1.guest("web", program);
+    }
+    let boot = hosts.here.1.guest("web", BOOT);
+    let (client, writer) = (Client::connect("192.0.2.10"), Writer::connect("192.0.2.10", 1));
+    // By side (where it runs: 0) and file; whether it goes to the other side.
+    let table: [(&[(usize, &str)], bool); 13] = [
+        (&[(0, "network.pid")], false),
+        (&[(0, "disk.pid")], false),
+        (&[(0, "memory.pid")], false),
+        (&[(0, "keeper.lock")], false),
+        (&[(1, "keeper.lock")], false),
+        (&[(1, "qemu.pid")], false),
+        (&[(1, "disk.pid")], false),
+        (&[(1, "memory.pid")], false),
+        (&[(0, "qemu.pid")], true),
+        (&[(0, "qemu.pid"), (0, "keeper.lock")], true),
+        (&[(0, "qemu.pid"), (0, "disk.pid"), (0, "network.pid")], true),
+        (&[(0, "keeper.lock"), (1, "keeper.lock")], false),
+        (&[(0, "keeper.lock"), (0, "network.pid"), (1, "qemu.pid")], false),
+    ];
+    let mut sides = [&hosts.here, &hosts.there];
+    protect(sides[0], sides[1], &[]).ok();
+    for (victims, goes) in table {
+        let what = format!("{victims:?}");
+        println!("{what}");
+        wait_protected(sides[0]);
+        writer.goes_on();
+        let copied = token(sides[1]);
+        // At the same time.
+        let named = victims.iter().filter_map(|(side, file)| sides[*side].1.process("web", file));
+        let killed: Vec<u32> = named.filter(|process| send(*process, Signal::KILL)).collect();
+        assert_eq!(killed.len(), victims.len(), "{what}");
+        killed.into_iter().for_each(wait_ended);
+        if victims.contains(&(0, "keeper.lock")) && !goes {
+            // Somebody must look after it; the copy's host does, where it asks.
+            sides[0].1.guest("web", "true");
+        }
+        // Others go on where they were.
+        let voids = [(0, "keeper.lock"), (0, "disk.pid"), (1, "keeper.lock"), (1, "qemu.pid")];
+        let is_void = |victim: &(usize, &str)| voids.contains(victim);
+        if !goes && victims.iter().any(is_void) {
+            until(&format!("it is copied anew: {what}"), || token(sides[1]).is_some_and(|now| Some(now) != copied));
+        }
+        let answered = writer.answered();
+        client.goes_on(&what);
+        writer.goes_on();
+        if goes {
+            until("it has left nothing running", || sides[0].1.machine("web")["state"] == "migrated");
+            sides.reverse();
+            protect(sides[0], sides[1], &[]).ok();
+        }
+        check(sides[0], &boot);
+        assert!(logged(sides[0], 1) >= answered, "{what}: {answered} was answered");
+        let states = sides.map(|side| side.1.machine("web")["state"].clone());
+        assert!(states[0] == "running" && states[1] != "running", "{what}: {states:?}");
+    }
+    // Both at once.
+    wait_protected(sides[0]);
+    writer.goes_on();
+    let both = sides.map(|side| side.1.process("web", "qemu.pid").expect("it runs"));
+    both.iter().for_each(|process| assert!(send(*process, Signal::KILL)));
+    both.into_iter().for_each(wait_ended);
+    let answered = writer.answered();
+    until("it can begin anew", || sides[0].1.directory.run(&["vm", "start", "web"]).code == Some(0));
+    assert_ne!(sides[0].1.guest("web", BOOT), boot);
+    assert!(logged(sides[0], 1) >= answered, "{answered} was answered, and flushed");
+    sides[0].1.directory.run(&["vm", "stop", "web", "--force"]).ok();
+}
+
+/// All processes of a side's machine, which die at once.
+#[track_caller]
+fn die(side: &mut Side) {
+    side.0.kill();
+    let files = ["keeper.lock", "qemu.pid", "disk.pid", "memory.pid", "network.pid"];
+    let died: Vec<u32> = files.iter().filter_map(|file| side.1.process("web", file)).collect();
+    assert_eq!(died.len(), files.len());
+    died.iter().for_each(|process| kill(*process));
+    died.into_iter().for_each(wait_ended);
+}
+
+/// Where a host is told how to fence another one, a machine goes on there by itself when its host has died. Where only
+/// the way there is cut nobody is fenced that is reached, and the machine runs on alone, after as long as the other
+/// host might have fenced it, and is protected again when the way is there.
+///
+/// Spec: D8, nightly
+#[test]
+fn t48_a_host_that_is_fenced_has_its_machine_go_on_and_one_that_is_reached_keeps_it() {
+    if is_left_out("t48_a_host_that_is_fenced_has_its_machine_go_on_and_one_that_is_reached_keeps_it") {
+        return;
+    }
+    make_network();
+    let directory = TestDirectory::new().expect("a directory");
+    let log = directory.join("fenced");
+    let fence = format!("echo $ONECOPY_MACHINE $ONECOPY_ORIGIN >> {}", log.display());
+    let options = |_: &MachineDirectory| ["--bridge", "br0", "--fence", &fence].map(std::ffi::OsString::from).to_vec();
+    let mut hosts = Hosts::both(options);
+    let network = "--network=bridge=br0,address=192.0.2.10/24,gateway=192.0.2.1";
+    let create = ["vm", "create", "web", "--memory=256MB", "--disk=4GB", "--checkpoints", network, "--start"];
+    hosts.here.1.directory.run(&create).ok();
+    for program in [ECHO, LOG, WRITER] {
+        hosts.here.1.guest("web", program);
+    }
+    let boot = hosts.here.1.guest("web", BOOT);
+    let (client, writer) = (Client::connect("192.0.2.10"), Writer::connect("192.0.2.10", 1));
+    protect(&hosts.here, &hosts.there, &[]).ok();
+    writer.goes_on();
+    let origin = hosts.here.0.address.clone();
+    die(&mut hosts.here);
+    let answered = writer.answered();
+    client.goes_on("its host was fenced");
+    check(&hosts.there, &boot);
+    assert!(logged(&hosts.there, 1) >= answered, "{answered} was answered");
+    assert_eq!(std::fs::read_to_string(&log).expect("it was fenced"), format!("web {origin}\n"));
+
+    hosts.here.0.start_again(&hosts.here.1);
+    protect(&hosts.there, &hosts.here, &[]).ok();
+    writer.goes_on();
+    let frozen = Frozen::of([hosts.here.0.process()]);
+    until("it runs alone", || hosts.there.1.machine("web")["protection"]["state"] == "unprotected");
+    client.goes_on("it runs alone");
+    drop(frozen);
+    wait_protected(&hosts.there);
+    client.goes_on("it is protected again");
+    check(&hosts.there, &boot);
+    assert_eq!(std::fs::read_to_string(&log).expect("it is there").lines().count(), 1, "nobody else was fenced");
+    hosts.there.1.directory.run(&["vm", "stop", "web", "--force"]).ok();
+    until("nothing of it is left", || !hosts.here.1.home("web").exists());
+}
+
+/// A backup whose disk is full is none: its machine is as it was, and says why it is not protected.
+///
+/// Spec: D8, nightly
+#[test]
+fn t49_a_backup_without_room_leaves_the_machine_as_it_is() {
+    if is_left_out("t49_a_backup_without_room_leaves_the_machine_as_it_is") {
+        return;
+    }
+    make_network();
+    let directory = TestDirectory::new().expect("a directory");
+    let small = MountedDisk::new(FileSystem::Ext4, directory.path(), "small", 600 << 20).expect("a file system");
+    let bridge = |_: &MachineDirectory| vec!["--bridge".into(), "br0".into()];
+    let hosts = Hosts::both_in(bridge, Some(small.path()));
+    let network = "--network=bridge=br0,address=192.0.2.10/24,gateway=192.0.2.1";
+    let create = ["vm", "create", "web", "--memory=256MB", "--disk=4GB", "--checkpoints", network, "--start"];
+    hosts.here.1.directory.run(&create).ok();
+    hosts.here.1.guest("web", ECHO);
+    let client = Client::connect("192.0.2.10");
+    let refused = protect(&hosts.here, &hosts.there, &[]).refused(1);
+    assert!(refused.contains("No space left on device"), "{refused}");
+    client.goes_on("it is not protected");
+    assert!(hosts.here.1.machine("web")["protection"].is_null());
+    until("nothing of it is left there", || !hosts.there.1.home("web").exists());
+    hosts.here.1.directory.run(&["vm", "checkpoint", "web"]).ok();
+    hosts.here.1.directory.run(&["vm", "stop", "web", "--force"]).ok();
 }
