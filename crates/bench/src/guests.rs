@@ -13,6 +13,7 @@ use onecopy_host::Directory;
 use onecopy_host::machines::Machines;
 use onecopy_hypervisor::Qemu;
 use onecopy_machine::{CheckpointTaken, GuestImage, Machine, MachineName};
+use onecopy_postgres::ConnectionParameters;
 use onecopy_testing::{guest_exercise, process};
 use tempfile::TempDir;
 
@@ -111,9 +112,14 @@ impl Guests {
         Ok(said.trim().to_owned())
     }
 
+    /// How its server is reached.
+    pub fn access(&self, name: &str) -> anyhow::Result<ConnectionParameters> {
+        self.machines.access(&name.parse()?)?.with_context(|| format!("{name} has no server"))
+    }
+
     /// What stands before a program of PostgreSQL's in a guest.
     pub fn client(&self, name: &str) -> anyhow::Result<String> {
-        let access = self.machines.access(&name.parse()?)?.with_context(|| format!("{name} has no server"))?;
+        let access = self.access(name)?;
         let password = access.password.unwrap_or_default();
         Ok(format!("PGPASSWORD={password} PGHOST=127.0.0.1 PGUSER=postgres PGDATABASE=postgres {PROGRAMS}/"))
     }
@@ -127,7 +133,7 @@ impl Guests {
     /// Until the server in a machine has answered this; how long that took.
     pub async fn answers(&self, name: &str, query: &str) -> anyhow::Result<Duration> {
         let begun = Instant::now();
-        let access = self.machines.access(&name.parse()?)?.with_context(|| format!("{name} has no server"))?;
+        let access = self.access(name)?;
         loop {
             let asked =
                 async { access.connect_as_client().await?.batch_execute(query).await.map_err(anyhow::Error::from) };

@@ -16,6 +16,7 @@ mod migration;
 mod pgbench;
 mod plot;
 mod process_cpu;
+mod protection;
 mod proxy;
 mod router;
 mod router_report;
@@ -46,6 +47,8 @@ enum Experiment {
     Fork(fork::ForkOptions),
     /// A machine that goes to another host: seconds, bytes and pause, against QEMU's own migration.
     Migration(migration::MigrationOptions),
+    /// A machine that another host protects: what that costs, and how soon it goes on when it dies.
+    Protection(protection::ProtectionOptions),
     #[command(hide = true)]
     DiskServer(virtual_disk::ServeOptions),
     /// A cluster with two followers, a web shop's load, and an anomaly that does not happen.
@@ -64,6 +67,10 @@ fn main() -> ExitCode {
 }
 
 fn run(experiment: Experiment) -> anyhow::Result<()> {
+    if matches!(experiment, Experiment::Protection(_)) {
+        // Before there are other threads: they are to be in it, too.
+        protection::enter_network()?;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
         match experiment {
@@ -74,6 +81,7 @@ fn run(experiment: Experiment) -> anyhow::Result<()> {
             Experiment::Checkpoint(options) => until_interrupted(checkpoint::run(&options)).await,
             Experiment::Fork(options) => until_interrupted(fork::run(&options)).await,
             Experiment::Migration(options) => until_interrupted(migration::run(&options)).await,
+            Experiment::Protection(options) => until_interrupted(protection::run(&options)).await,
             Experiment::DiskServer(options) => virtual_disk::serve(&options),
             Experiment::Demo(options) => demo::run(options).await,
         }
