@@ -201,12 +201,13 @@ async fn keep(
     }
     // What it begins with is there once: without that it would boot.
     let is_restored = restored.is_some();
+    let is_arriving = matches!(restored, Some(Begun::Arriving(_)));
     let begins_here = matches!(restored, Some(Begun::Arriving(_))) || desired_state::is_arriving(home);
     let (machine, care) = loop {
         // It may stand by for long, for a machine elsewhere.
         let started = tokio::select! {
             started = guest::start(home, user, restored.take()) => started,
-            never = servers.look_after(kept) => match never {},
+            never = servers.look_after(kept, is_arriving) => match never {},
         };
         match started {
             Ok(started) => break started,
@@ -225,7 +226,7 @@ async fn keep(
     let decided = match arrival_of(home).filter(|_| desired_state::is_arriving(home)) {
         Some(record) => tokio::select! {
             decided = arrive::decide(home, user, &machine, kept, &record, None) => decided,
-            never = servers.look_after(kept) => match never {},
+            never = servers.look_after(kept, false) => match never {},
         },
         None => Ok(()),
     };
@@ -262,7 +263,7 @@ async fn keep(
     let ending = loop {
         tokio::select! {
             ending = machine.wait_ended() => break ending,
-            never = servers.look_after(kept) => match never {},
+            never = servers.look_after(kept, false) => match never {},
             // Who has asked while it could not be done, and has gone, wants it no more.
             Some(Stop { force, timeout, done }) = stops.recv() => {
                 if done.is_closed() {

@@ -19,7 +19,10 @@ pub(super) struct Servers {
 
 impl Servers {
     /// Starts again what dies, and has the keeper tell of it. May be given up at any await and begun again.
-    pub(super) async fn look_after(&mut self, kept: &Kept) -> Infallible {
+    ///
+    /// While the machine only waits for what comes from elsewhere a memory whose server dies is of no use: who has it
+    /// mapped, or writes there, gets an error instead of waiting, and what was to begin does not.
+    pub(super) async fn look_after(&mut self, kept: &Kept, is_waiting: bool) -> Infallible {
         loop {
             let (role, event) = tokio::select! {
                 event = self.disk.next() => (Role::Disk, event),
@@ -27,6 +30,11 @@ impl Servers {
                 event = next_of(&mut self.network) => (Role::Network, event),
             };
             match event {
+                ServerEvent::Died(reason) if role == Role::Memory && is_waiting => {
+                    tracing::error!(reason, "the memory server has died, and what was to begin does not");
+                    // With the kernel's end of it, which nobody else has any more.
+                    self.memory = None;
+                }
                 ServerEvent::Died(reason) => {
                     tracing::warn!(reason, "the {role} has died and is started again");
                     kept.change(|status| match role {

@@ -216,6 +216,7 @@ fn t47_a_protected_machine_goes_on_whoever_is_killed() {
     let (client, writer) = (Client::connect("192.0.2.10"), Writer::connect("192.0.2.10", 1));
     // By side (where it runs: 0) and file; whether it goes to the other side.
     let table: [(&[(usize, &str)], bool); 13] = [
+        (&[(1, "memory.pid")], false),
         (&[(0, "network.pid")], false),
         (&[(0, "disk.pid")], false),
         (&[(0, "memory.pid")], false),
@@ -223,7 +224,6 @@ fn t47_a_protected_machine_goes_on_whoever_is_killed() {
         (&[(1, "keeper.lock")], false),
         (&[(1, "qemu.pid")], false),
         (&[(1, "disk.pid")], false),
-        (&[(1, "memory.pid")], false),
         (&[(0, "qemu.pid")], true),
         (&[(0, "qemu.pid"), (0, "keeper.lock")], true),
         (&[(0, "qemu.pid"), (0, "disk.pid"), (0, "network.pid")], true),
@@ -248,7 +248,7 @@ fn t47_a_protected_machine_goes_on_whoever_is_killed() {
             sides[0].1.guest("web", "true");
         }
         // Others go on where they were.
-        let voids = [(0, "keeper.lock"), (0, "disk.pid"), (1, "keeper.lock"), (1, "qemu.pid")];
+        let voids = [(0, "keeper.lock"), (0, "disk.pid"), (1, "keeper.lock"), (1, "qemu.pid"), (1, "memory.pid")];
         let is_void = |victim: &(usize, &str)| voids.contains(victim);
         if !goes && victims.iter().any(is_void) {
             until(&format!("it is copied anew: {what}"), || token(sides[1]).is_some_and(|now| Some(now) != copied));
