@@ -418,11 +418,40 @@ async fn settle(kept: &Kept, ending: &Ending, was_asked: bool) {
     }
 }
 
-/// Before a machine is started: nobody else goes on with it.
+/// Before a machine is started: nobody else goes on with it. One that has died goes on at its backup.
+///
+/// # Errors
+/// [`MachineError::Moved`]: it runs there; [`MachineError::Protection`]: that is not known.
 pub(crate) async fn check_start(home: &MachineHome, user: &ServiceUser) -> Result<(), MachineError> {
-    match Departure::protecting(home)? {
-        Some(departure) => forget_backup(home, user, &departure, false).await,
+    let Some(departure) = Departure::protecting(home)? else { return Ok(()) };
+    if !desired_state::was_to_run(home) {
+        return forget_backup(home, user, &departure, false).await;
+    }
+    // It has died with its keeper: nothing that was answered is lost where the copy goes on.
+    departure.hand_over(home)?;
+    match conclude::ask_to_go(home, &departure).await {
+        Some(Ok(Gone::Running(_))) => {
+            Departure { state: DepartureState::Gone, ..departure }.conclude(home)?;
+            Err(MachineError::Moved { name: home.name().clone() })
+        }
+        Some(Ok(Gone::Lost(reason))) => {
+            tracing::error!(reason, "its backup was lost, too: it begins here again, from its disk");
+            departure.take_back(home, user)
+        }
+        Some(Err(reason)) => Err(not_known(home, &departure, &reason)),
         None => Ok(()),
+    }
+}
+
+fn not_known(home: &MachineHome, departure: &Departure, reason: &str) -> MachineError {
+    MachineError::Protection {
+        machine: home.name().to_string(),
+        to: departure.to.clone(),
+        reason: format!(
+            "it was protected there and may run there, and that host does not say ({reason}); where it is certain that \
+             it does not, and never will: onecopy vm unprotect {} --force",
+            home.name()
+        ),
     }
 }
 
@@ -452,15 +481,7 @@ pub(crate) async fn forget_backup(
             Err(MachineError::Moved { name: home.name().clone() })
         }
         Err(_) if force => forget(),
-        Err(reason) => Err(MachineError::Protection {
-            machine: home.name().to_string(),
-            to: departure.to.clone(),
-            reason: format!(
-                "it was protected there and may run there, and that host does not say ({reason}); where it is certain \
-                 that it does not, and never will: onecopy vm unprotect {} --force",
-                home.name()
-            ),
-        }),
+        Err(reason) => Err(not_known(home, departure, &reason.to_string())),
     }
 }
 
