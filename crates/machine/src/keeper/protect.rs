@@ -117,12 +117,13 @@ fn as_migration(order: &ProtectionOrder) -> MigrationOrder {
 /// Protects a machine from now on, whoever looks after it.
 pub(super) fn begin(kept: &Arc<Kept>, machine: &Machine, order: &ProtectionOrder) -> Result<(), MachineError> {
     let home = kept.home();
-    checkpoint::check_runs(home, machine)?;
     let failed = |reason: String| failed(home, order, reason);
     let already = || failed(format!("it is protected already: onecopy vm unprotect {} ends that", home.name()));
     if kept.is_protected() {
         return Err(already());
     }
+    // Behind that: one that is protected stands again and again.
+    checkpoint::check_runs(home, machine)?;
     let configuration = home.configuration()?;
     if !configuration.checkpoints {
         let reason = "its memory is QEMU's own; set `checkpoints = true` in its machine.toml, then stop and start it";

@@ -246,7 +246,8 @@ impl Kept {
         else {
             return Err(refused("its copy there is of no use, or not whole yet"));
         };
-        if self.machine.get().is_none_or(|machine| machine.state() != State::Running) {
+        // It stands for a moment again and again; that is not meant.
+        if self.told().state == MachineState::Paused {
             return Err(refused("its processors stand: onecopy vm resume lets them go"));
         }
         protecting.is_to_yield.store(true, Ordering::Release);
