@@ -163,6 +163,25 @@ pub async fn on_leader(cluster: &TestCluster, sql: &str) -> anyhow::Result<Answe
     Ok(leader(cluster).await?.run(sql).await?)
 }
 
+/// Makes commits that ask for it (`SET LOCAL synchronous_commit = on`) wait for a standby that does not exist: they are
+/// in flight for ever.
+///
+/// Every server process has been told when this returns, and has the settings from its next statement on: one that is
+/// ended before would drop its temporary tables in a commit that waits for ever.
+pub async fn make_commits_endless(cluster: &TestCluster) -> anyhow::Result<()> {
+    let statements = [
+        "ALTER SYSTEM SET synchronous_commit = local",
+        "ALTER SYSTEM SET synchronous_standby_names = 'nobody'",
+        "SELECT pg_reload_conf()",
+    ];
+    leader(cluster).await?.run_all(&statements).await?;
+    // A new process has what the postmaster has, which signals all others in the same handler.
+    wait_until("the leader has its settings", || async {
+        Ok(on_leader(cluster, "SHOW synchronous_commit").await?.text()? == "local")
+    })
+    .await
+}
+
 /// Back ends of clients' transactions that are not idle on the leader.
 pub async fn busy_back_ends(cluster: &TestCluster) -> anyhow::Result<i64> {
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'onecopy session' AND state <> 'idle'";

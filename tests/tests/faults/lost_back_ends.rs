@@ -8,8 +8,8 @@ use onecopy_tests::cluster::TestCluster;
 use rustix::process::{Pid, Signal};
 
 use crate::harness::{
-    bounded, busy_back_ends, code, leader, run, run_once_there, start_usual, wait_for_health, wait_for_updates,
-    wait_for_whole_epoch, wait_until,
+    bounded, busy_back_ends, code, leader, make_commits_endless, run, run_once_there, start_usual, wait_for_health,
+    wait_for_updates, wait_for_whole_epoch, wait_until,
 };
 
 /// In which state a transaction is when its server process is lost.
@@ -38,12 +38,6 @@ const STATES: [State; 8] = [
 
 const READ: &str = "SELECT value FROM numbers WHERE id = 1";
 const WRITE: &str = "UPDATE numbers SET value = value + 1 WHERE id = 1";
-/// Nobody is the standby for which a commit waits that asks for it: it is in flight for ever.
-const ENDLESS_COMMITS: [&str; 3] = [
-    "ALTER SYSTEM SET synchronous_commit = local",
-    "ALTER SYSTEM SET synchronous_standby_names = 'nobody'",
-    "SELECT pg_reload_conf()",
-];
 const ENDLESSLY: &str = "SET LOCAL synchronous_commit = on";
 
 /// Runs a transaction up to `state`, calls `harm`, and goes on to the end. Gives the result of what was under way, or
@@ -187,7 +181,7 @@ async fn after(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_back_end_that_is_ended_in_any_state_is_reported_and_replaced() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
-    leader(&cluster).await?.run_all(&ENDLESS_COMMITS).await?;
+    make_commits_endless(&cluster).await?;
     for state in STATES {
         let session = cluster.updater("session").await?;
         let before = value(&cluster).await?;
@@ -204,7 +198,7 @@ async fn a_back_end_that_is_ended_in_any_state_is_reported_and_replaced() -> any
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_that_loses_its_state_in_any_state_of_a_transaction_is_told_so() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
-    leader(&cluster).await?.run_all(&ENDLESS_COMMITS).await?;
+    make_commits_endless(&cluster).await?;
     for state in STATES {
         let session = cluster.updater("session").await?;
         run(&session, "CREATE TEMPORARY TABLE mine (id int)").await??;
@@ -230,7 +224,7 @@ async fn a_session_that_loses_its_state_in_any_state_of_a_transaction_is_told_so
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_back_end_that_is_killed_in_any_state_is_reported_and_the_leader_comes_back() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
-    leader(&cluster).await?.run_all(&ENDLESS_COMMITS).await?;
+    make_commits_endless(&cluster).await?;
     for state in STATES {
         let session = cluster.updater("session").await?;
         let before = value(&cluster).await?;
@@ -251,7 +245,7 @@ async fn a_leader_frozen_in_any_state_is_given_up_and_taken_back() -> anyhow::Re
         settings.backend_wait_ms = 8000;
     })
     .await?;
-    leader(&cluster).await?.run_all(&ENDLESS_COMMITS).await?;
+    make_commits_endless(&cluster).await?;
     for state in STATES {
         let session = cluster.updater("session").await?;
         let before = value(&cluster).await?;
@@ -298,7 +292,7 @@ async fn a_leader_frozen_in_any_state_is_given_up_and_taken_back() -> anyhow::Re
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_without_an_answer_keeps_nobody_from_updating() -> anyhow::Result<()> {
     let cluster = crate::harness::start(1, |settings| settings.server_timeout_ms = 4000).await?;
-    leader(&cluster).await?.run_all(&ENDLESS_COMMITS).await?;
+    make_commits_endless(&cluster).await?;
     let session = cluster.updater("session").await?;
     let before = value(&cluster).await?;
     let mut frozen = None;

@@ -4,16 +4,9 @@ use onecopy_router::Health;
 use onecopy_tests::cluster::TestCluster;
 
 use crate::harness::{
-    bounded, code, leader, on_leader, run, start_usual, wait_for_epoch_on, wait_for_health, wait_for_updates,
-    wait_until,
+    bounded, code, make_commits_endless, on_leader, run, start_usual, wait_for_epoch_on, wait_for_health,
+    wait_for_updates, wait_until,
 };
-
-/// Nobody is the standby for which a commit waits that asks for it: it is in flight for ever.
-const ENDLESS_COMMITS: [&str; 3] = [
-    "ALTER SYSTEM SET synchronous_commit = local",
-    "ALTER SYSTEM SET synchronous_standby_names = 'nobody'",
-    "SELECT pg_reload_conf()",
-];
 
 /// A row whose COMMIT waits for an advisory lock: the test decides when it is done.
 pub const WAITING_COMMIT: &str = "CREATE TABLE slow (a int);
@@ -48,7 +41,7 @@ async fn after_a_leader_died_in_a_commit_and_a_silence_other_sessions_read_on() 
         }
     });
     let writer = cluster.updater("writer").await?;
-    leader(&cluster).await?.run_all(&ENDLESS_COMMITS).await?;
+    make_commits_endless(&cluster).await?;
     // The server takes its new settings over when it comes to it; commits before that go through.
     let mut number = 11;
     let commit = 'waiting: loop {
