@@ -17,6 +17,9 @@ const HIERARCHIES: [&str; 3] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup/freeze
 const REMOVE_ROUNDS_MAX: u32 = 3000;
 const REMOVE_PAUSE: Duration = Duration::from_millis(20);
 
+/// The kernel's own.
+const SWAPPINESS_DEFAULT: u32 = 60;
+
 /// How often a limit below what is used is tried.
 const LIMIT_ROUNDS_MAX: u32 = 2400;
 const LIMIT_PAUSE: Duration = Duration::from_millis(50);
@@ -84,12 +87,25 @@ impl ControlGroup {
         Ok(())
     }
 
+    /// Whether the kernel may move its memory to swap, unless it is over its limit and nothing else is left.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses.
+    pub fn set_swapped(&self, is_swapped: bool) -> anyhow::Result<()> {
+        self.write("memory.swappiness", if is_swapped { SWAPPINESS_DEFAULT } else { 0 })
+    }
+
     /// Sets the limit of RAM; what is over it is reclaimed before this returns.
+    ///
+    /// Copies of files that are not on disk yet cannot go: they are written first. On a slow disk memory of sleeping
+    /// processes would go in their place, or processes would be killed.
     ///
     /// # Errors
     ///
     /// The kernel cannot reclaim so much.
     pub async fn limit(&self, bytes: u64) -> anyhow::Result<()> {
+        tokio::task::spawn_blocking(rustix::fs::sync).await?;
         for _ in 0..LIMIT_ROUNDS_MAX {
             // The kernel gives up after some rounds of its own, and has reclaimed a part by then.
             if self.write("memory.limit_in_bytes", bytes).is_ok() {

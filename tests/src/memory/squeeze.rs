@@ -46,6 +46,8 @@ impl Squeezed {
         let swap = SwapFile::begin(SWAP_BYTES)?;
         let harness = Harness::start(plan).await?;
         let group = ControlGroup::make()?;
+        // Others on the machine may need memory before it is this one's turn.
+        group.set_swapped(false)?;
         group.take(&harness.leader().server)?;
         pages::make(harness.leader(), ROWS).await?;
         pages::read_all(harness.leader()).await?;
@@ -60,10 +62,7 @@ impl Squeezed {
     ///
     /// A client met an error, or the group is over its limit.
     pub async fn squeeze(&self) -> anyhow::Result<Usage> {
-        // Copies of files that are not on disk yet cannot go: on a slow disk memory of sleeping processes would go in
-        // their place.
-        let status = tokio::process::Command::new("sync").status().await?;
-        ensure!(status.success(), "sync: {status}");
+        self.group.set_swapped(true)?;
         self.group.limit(LIMIT_BYTES).await?;
         Pgbench::run(self.harness.leader(), &Script::uniform_pages(ROWS), CLIENTS, LOAD).await?;
         let usage = self.group.usage()?;

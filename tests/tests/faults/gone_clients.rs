@@ -211,13 +211,19 @@ async fn a_client_that_stalls_in_copy_holds_up_no_epoch() -> anyhow::Result<()> 
     let mut stalled = Wire::connect(&cluster).await?;
     stalled.send(&copy_in(false)).await?;
     stalled.channel.output.put_slice(&rows("noisy", "taken", false));
-    // What is not taken is not sent.
-    let _ = tokio::time::timeout(SEND_TIMEOUT, stalled.channel.flush()).await;
-    wait_until("its back end is blocked", || async {
+    // It sends as long as something is taken.
+    let sending = async {
+        let _ = stalled.channel.flush().await;
+        std::future::pending::<()>().await;
+    };
+    let blocked = wait_until("its back end is blocked", || async {
         let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'ClientWrite'";
         Ok(outside.run(sql).await?.number()? == 1)
-    })
-    .await?;
+    });
+    tokio::select! {
+        blocked = blocked => blocked?,
+        () = sending => {}
+    }
     let dropping = cluster.updater("dropping").await?.start("DROP DATABASE other");
     wait_until("the database is being dropped", || async {
         let sql = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query = 'DROP DATABASE other'";

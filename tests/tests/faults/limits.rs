@@ -42,9 +42,11 @@ async fn a_transaction_waits_for_a_back_end_and_gets_53300_when_none_comes() -> 
     let cluster = start(1, |settings| {
         settings.leader_backends_max = 2;
         settings.backend_wait_ms = 6000;
+        settings.epoch_age_max_ms = 600_000;
     })
     .await?;
-    // The first epoch takes longer than a read waits for one, which would have no back end on the leader later.
+    // The first epoch takes longer than a read waits for one, which would have no back end on the leader later; no
+    // other one is needed.
     let first = cluster.updater("first").await?;
     cluster.read_until_at_epoch(&first, "SELECT count(*) FROM numbers").await?;
     let mut holders = Vec::new();

@@ -319,7 +319,8 @@ async fn a_long_row_is_whole_before_its_server_is_lost() -> anyhow::Result<()> {
     const ROW_BYTES: usize = 300_000;
     let cluster = start_usual(1).await?;
     let mut wire = Wire::connect(&cluster).await?;
-    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'PgSleep' \
+               AND application_name <> 'onecopy epoch'";
     for begin in ["SELECT", "BEGIN; UPDATE numbers SET value = value WHERE id = 1"] {
         wire.query(begin).await?;
         let row_and_wait = format!(

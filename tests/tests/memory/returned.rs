@@ -35,6 +35,8 @@ const RETURNED: &str = "SELECT returned_bytes, returned_huge_bytes FROM onecopy_
 async fn memory_is_returned(version: Version) -> anyhow::Result<()> {
     let harness = Harness::start(Plan::new(version, CEILING_BYTES)).await?;
     let (leader, group) = (harness.leader(), ControlGroup::make()?);
+    // Other tests have swap for the whole machine.
+    group.set_swapped(false)?;
     group.take(&leader.server)?;
     pages::make(leader, ROWS).await?;
     pages::read_all(leader).await?;

@@ -10,7 +10,12 @@ const LEADER_BACKENDS_MAX: usize = 4;
 /// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_beyond_the_limit_are_served_as_back_ends_become_idle() -> anyhow::Result<()> {
-    let cluster = start(1, |settings| settings.reader_backends_max = READER_BACKENDS_MAX).await?;
+    let cluster = start(1, |settings| {
+        settings.reader_backends_max = READER_BACKENDS_MAX;
+        // Who waits for a back end longer than an epoch lives reads again, by right.
+        settings.epoch_age_max_ms = 600_000;
+    })
+    .await?;
     cluster.updater("setup").await?.run("SELECT count(*) FROM numbers").await?;
     let mut sessions = Vec::new();
     for _ in 0..READERS {

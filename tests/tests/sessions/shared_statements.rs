@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use scripts::{AtOnce, Close, EPOCH, OBJECTS, Prepare, Query, Run, SCRIPTS, Script, Step, TOKYO, UTC};
 
-use crate::harness::{bounded, start, wait_for_epoch_on};
+use crate::harness::{bounded, start, wait_for_epoch_on, wait_for_whole_epoch};
 use crate::wire::{Answer, Wire, bind, close, describe, execute, parse, run_extended, sync};
 
 /// One back end for all readers; a place of its own on the leader for whoever needs one.
@@ -166,6 +166,10 @@ async fn s36_the_instant_in_a_text_is_that_of_its_own_parse_for_as_long_as_it_li
                 }
                 assert_eq!(instant(two, Run(name)).await?, of_two, "{what}: the other session's");
                 if routed {
+                    // Where no epoch is made within a second the leader answers, by right.
+                    let other = cluster.updater("other").await?;
+                    let servers = ["leader", "follower-1"];
+                    wait_for_whole_epoch(&cluster, &other, "SELECT 1 FROM numbers", &servers).await?;
                     take(one, AtOnce("SELECT 1 FROM numbers")).await?;
                     let place = one.query("SHOW onecopy.served_by").await?.text_rows();
                     assert!(place[0].starts_with("follower-1"), "{what}: {place:?}");
