@@ -23,12 +23,33 @@ pub struct Counts {
     pub runs: u64,
     /// Bytes that were written, all together.
     pub bytes: u64,
+    /// Of all that, blocks of the disk that travelled as data: differences, compressed, as they are.
+    pub disk_data: u64,
+    /// Blocks of the disk that the other side had.
+    pub disk_known: u64,
+    /// Bytes that were written for blocks of the disk.
+    pub disk_bytes: u64,
 }
 
 impl Counts {
     /// Pieces that were sent.
     pub fn pieces(&self) -> u64 {
-        self.zero + self.block + self.held + self.xor + self.zstd + self.literal
+        self.zero + self.block + self.held + self.data()
+    }
+
+    /// Pieces that travelled as data: differences, compressed, as they are.
+    pub fn data(&self) -> u64 {
+        self.xor + self.zstd + self.literal
+    }
+
+    /// Pieces that the other side had, there or elsewhere.
+    pub fn known(&self) -> u64 {
+        self.same + self.held + self.block
+    }
+
+    /// All of them are blocks of the disk, and took these bytes.
+    pub(super) fn are_of_disk(&mut self, bytes: usize) {
+        (self.disk_data, self.disk_known, self.disk_bytes) = (self.data(), self.known(), bytes as u64);
     }
 
     pub(super) fn count(&mut self, form: Option<Form>) {
@@ -54,5 +75,8 @@ impl Counts {
         self.literal += other.literal;
         self.runs += other.runs;
         self.bytes += other.bytes;
+        self.disk_data += other.disk_data;
+        self.disk_known += other.disk_known;
+        self.disk_bytes += other.disk_bytes;
     }
 }

@@ -34,13 +34,15 @@ pub struct Options {
     pub threads: usize,
     /// Pages of which it is remembered what the other side holds.
     pub held_pages_max: u64,
+    /// Whether pages and blocks refer to content that the other side has elsewhere.
+    pub refers: bool,
 }
 
 impl Options {
     /// For a disk's seed: a link of 1 Gbit/s, two threads, [`HELD_PAGES_MAX`].
     pub fn new(seed: u64) -> Options {
         let link_bytes_per_second = LINK_BYTES_PER_SECOND_DEFAULT;
-        Options { seed, link_bytes_per_second, threads: 2, held_pages_max: HELD_PAGES_MAX }
+        Options { seed, link_bytes_per_second, threads: 2, held_pages_max: HELD_PAGES_MAX, refers: true }
     }
 }
 
@@ -283,6 +285,9 @@ impl Encoder {
         block_next: Option<BlockAt>,
         page_next: Option<u64>,
     ) -> Plan {
+        if !self.options.refers {
+            return Plan::Content { held: self.held.knows(page) };
+        }
         if self.held.holds(page, hash) {
             return Plan::Same;
         }
@@ -300,6 +305,9 @@ impl Encoder {
 
     /// A page of the other side's memory that has this content.
     fn held_page(&self, hash: ContentHash) -> Option<u64> {
+        if !self.options.refers {
+            return None;
+        }
         match self.held.find_hash(hash, None) {
             Found::Block { block, .. } => Some(block),
             Found::Zero | Found::Unknown => None,

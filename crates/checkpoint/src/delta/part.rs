@@ -73,7 +73,10 @@ impl<'a> Part<'a> {
     }
 
     /// What was made.
-    pub(super) fn into_made(self) -> Made {
+    pub(super) fn into_made(mut self) -> Made {
+        if self.space == Space::Disk {
+            self.made.counts.are_of_disk(self.made.body.len());
+        }
         self.made
     }
 

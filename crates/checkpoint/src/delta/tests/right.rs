@@ -62,6 +62,27 @@ fn the_same_content_never_travels_twice() {
     assert!(counts.bytes < 1000, "{counts:?}");
 }
 
+/// The control of the above: without references all of it travels, and is right.
+#[test]
+fn without_references_the_same_content_travels_wherever_it_is() {
+    let mut random = StdRng::seed_from_u64(2);
+    let others: Bytes = (0..40).map(|_| noise(&mut random)).collect();
+    let mut disk_bytes = Vec::new();
+    for refers in [true, false] {
+        let mut pair = Pair::with(Options { refers, ..Options::new(SEED) });
+        pair.memory.now[500..540].copy_from_slice(&others);
+        pair.disk.now[3..43].copy_from_slice(&others);
+        pair.disk.now[43..53].fill([0; PAGE_BYTES]);
+        let counts = pair.send();
+        let travels = if refers { 0 } else { 40 };
+        assert_eq!((counts.data() - counts.disk_data, counts.disk_data), (40, travels), "{counts:?}");
+        assert_eq!(counts.disk_known, 40 - travels, "{counts:?}");
+        assert!(counts.disk_bytes < counts.bytes, "{counts:?}");
+        disk_bytes.push(counts.disk_bytes);
+    }
+    assert!(disk_bytes[0] * 100 < disk_bytes[1], "{disk_bytes:?}");
+}
+
 #[test]
 fn pages_that_move_by_one_are_taken_from_where_they_were() {
     let mut random = StdRng::seed_from_u64(3);
