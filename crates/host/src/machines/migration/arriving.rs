@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onecopy_hypervisor::Qemu;
@@ -17,6 +18,9 @@ use super::super::Machines;
 use super::super::registry::{blocking, keep_alone};
 use super::{GO_TIMEOUT, LOOK_INTERVAL};
 use crate::HostError;
+
+/// How long a copy of a machine may take to end that its host sends anew.
+const VOID_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl Machines {
     /// Makes the directory of a machine that another host sends, for its keeper.
@@ -35,6 +39,7 @@ impl Machines {
         let home = MachineHome::of(&self.directory.machines(), name);
         if home.is_made() {
             Machine::new(home.clone(), self.user.clone()).settle_copy().await?;
+            self.wait_void(&home, order).await;
         }
         if home.is_made() && !self.may_be_replaced(&home) {
             return Err(MachineError::Exists { name: name.clone() }.into());
@@ -76,11 +81,21 @@ impl Machines {
             fence: self.fence.clone().filter(|_| order.protects),
         };
         let (user, made, password) = (self.user.clone(), home.clone(), order.password.clone());
-        let make = move || {
+        let make = Arc::new(move || {
             let _alone = if made.is_made() { Some(keep_alone(&made)?) } else { None };
             made.make_arriving(&image, &configuration, &record, password.as_deref(), &user)
-        };
-        blocking("making a machine", make).await?;
+        });
+        let begun = Instant::now();
+        loop {
+            let make = Arc::clone(&make);
+            match blocking("making a machine", move || make()).await {
+                // What is left of a copy of before is being removed.
+                Err(MachineError::Runs { .. }) if begun.elapsed() < VOID_TIMEOUT => {
+                    tokio::time::sleep(LOOK_INTERVAL).await;
+                }
+                made => break made?,
+            }
+        }
         Ok(Machine::new(home, self.user.clone()))
     }
 
@@ -135,6 +150,18 @@ impl Machines {
         let is_own = directory.starts_with(own.canonicalize().unwrap_or(own));
         let disk = SharedDisk { directory, beneath, ..disk.clone() };
         (!is_own && disk.may_be_of(name)).then_some(disk)
+    }
+
+    /// Waits for a copy of the same machine, of before, that is void and ends.
+    async fn wait_void(&self, home: &MachineHome, order: &ReceiveOrder) {
+        let begun = Instant::now();
+        let is_ending = || {
+            let known = Arrival::of(home).ok().flatten();
+            known.is_some_and(|known| known.state != ArrivalState::Here && known.origin == order.origin)
+        };
+        while home.is_made() && !self.may_be_replaced(home) && is_ending() && begun.elapsed() < VOID_TIMEOUT {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
     }
 
     /// What a machine has left that has gone from here and is needed no more, or that never came.
