@@ -177,15 +177,42 @@ fn protection_metrics(machines: &[(&str, &MachineStatus)], text: &mut String) {
     add("onecopy_machine_protection_epochs_total", "counter", "Checkpoints that the copy has had.", &|status| {
         Some(status.epochs as f64)
     });
-    add("onecopy_machine_protection_bytes_total", "counter", "Bytes that were sent of them.", &|status| {
-        (status.role == ProtectionRole::Primary).then_some(status.bytes as f64)
-    });
     add("onecopy_machine_protection_pause_seconds", "gauge", "How long it stood for the last one.", &|status| {
         seconds(status.pause_us)
     });
     add("onecopy_machine_protection_held_seconds", "gauge", "From then until its output was let go.", &|status| {
         seconds(status.held_us)
     });
+    add(
+        "onecopy_machine_protection_braked_seconds_total",
+        "counter",
+        "How long it stood because it changed faster than its checkpoints travelled.",
+        &|status| (status.role == ProtectionRole::Primary).then_some(status.braked_us as f64 / 1e6),
+    );
+    let primaries = || {
+        let protected = machines.iter().filter_map(|(name, machine)| Some((*name, machine.protection.as_ref()?)));
+        protected.filter(|(_, status)| status.role == ProtectionRole::Primary)
+    };
+    let name = "onecopy_machine_protection_bytes_total";
+    let mut bytes = Metric::new(text, name, "counter", "Bytes that were sent of them, for memory and for the disk.");
+    for (name, status) in primaries() {
+        let of_memory = status.bytes.saturating_sub(status.disk_bytes);
+        for (of, count) in [("memory", of_memory), ("disk", status.disk_bytes)] {
+            bytes.sample(&[("server", name), ("of", of)], count);
+        }
+    }
+    let help = "Pages and blocks of 4 KiB that had changed: sent as data, or known to the copy's host.";
+    let mut pieces = Metric::new(text, "onecopy_machine_protection_pieces_total", "counter", help);
+    for (name, status) in primaries() {
+        for (of, kind, count) in [
+            ("memory", "data", status.data_pages),
+            ("memory", "known", status.known_pages),
+            ("disk", "data", status.data_blocks),
+            ("disk", "known", status.known_blocks),
+        ] {
+            pieces.sample(&[("server", name), ("of", of), ("kind", kind)], count);
+        }
+    }
 }
 
 /// Machines, by the names of their servers or their own.

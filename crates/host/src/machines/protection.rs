@@ -67,7 +67,8 @@ impl Machines {
         };
         let record = Arrival::of(home)?.filter(|record| record.protects && home.is_arriving());
         let record = record.ok_or_else(|| refused("no copy of it stands by here".to_owned()))?;
-        let status = machine.status().await.ok().and_then(|status| status.protection);
+        // What it does not say is not taken for silence: epochs may come.
+        let status = if home.has_keeper() { machine.status().await?.protection } else { None };
         // Epochs come: whatever its host's daemon says, it runs there.
         let is_followed = status.as_ref().is_some_and(|status| status.state == ProtectionState::Protected);
         let order = HostOrder::Yield(record.which(home));

@@ -110,8 +110,18 @@ pub(super) async fn conclude(kept: Arc<Kept>, machine: Machine) {
 /// A migration that has ended in its middle: what stands for it goes on.
 pub(super) async fn let_go_standing(kept: &Arc<Kept>, machine: &Machine) {
     let _alone = kept.no_take().await;
-    while machine.state().ending().is_none() && desired_state::is_taking(kept.home()).is_ok_and(|stands| stands) {
-        match kept.let_go(machine).await.and_then(|()| kept.note_taken()) {
+    let_go(kept, machine).await;
+}
+
+/// The same, for one whose turn it is.
+pub(super) async fn let_go(kept: &Arc<Kept>, machine: &Machine) {
+    while machine.state().ending().is_none() {
+        let gone = match desired_state::is_taking(kept.home()) {
+            Ok(false) => return,
+            Ok(true) => kept.let_go(machine).await.and_then(|()| kept.note_taken()),
+            Err(error) => Err(error),
+        };
+        match gone {
             Ok(()) => return,
             Err(error) => tracing::error!(%error, "the machine may stand for a migration that came to nothing"),
         }

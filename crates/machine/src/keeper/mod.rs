@@ -3,6 +3,7 @@
 pub(crate) mod arrive;
 mod arriving_disk;
 mod backup;
+mod brake;
 mod checkpoint;
 mod conclude;
 mod disk_epochs;
@@ -24,6 +25,7 @@ mod receive_order;
 mod restore;
 mod rounds;
 mod run;
+mod sent_pages;
 mod server;
 mod servers;
 mod service;

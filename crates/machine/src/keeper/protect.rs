@@ -35,14 +35,14 @@ use super::rounds::Sender;
 use super::service::Kept;
 use super::shared_disk::DiskPageMap;
 use super::unresponsive::unix_ms;
-use super::{MigrationOrder, checkpoint, conclude, network, receive_order};
+use super::{MigrationOrder, brake, checkpoint, conclude, network, receive_order};
 use crate::desired_state::{self, DesiredState};
 use crate::hardware::Hardware;
 use crate::home::absent_is_fine;
 use crate::machine::CHECKPOINT_TIMEOUT;
 use crate::memory_server::Request;
 use crate::migration::{self, Departure, DepartureState, Gone, HostOrder, ReceiveOrder};
-use crate::network_holder::{NetworkClient, Request as NetworkRequest, is_to_hold};
+use crate::network_holder::{NetworkClient, Request as NetworkRequest, ServedNetwork, is_to_hold};
 use crate::{MachineError, MachineHome};
 
 /// How long it takes until a machine that lost its backup is copied anew; twice as long each time that this comes to
@@ -50,17 +50,29 @@ use crate::{MachineError, MachineHome};
 const RETRY_MIN: Duration = Duration::from_secs(5);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// How long a backup may take for a checkpoint of a machine whose output waits; and longer, where a bandwidth was asked
-/// for, by what this takes.
-const EPOCH_TIMEOUT: Duration = Duration::from_secs(10);
-const EPOCH_BYTES: u64 = 64 << 20;
+/// How long a checkpoint may take until the backup has it: what the machine sends may wait for it. Less than
+/// [`FENCE_WITHIN`](super::link::FENCE_WITHIN), which counts from the last one.
+const EPOCH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A machine stands for at most one in so many parts of the time.
+/// A machine stands from then on until a checkpoint is there: where what it sends waits for that anyway, and where only
+/// what would be lost grows.
+const OUTPUT_BEHIND_MAX: Duration = Duration::from_millis(500);
+const PERIODIC_BEHIND_MAX: Duration = Duration::from_secs(5);
+
+/// A machine stands for a checkpoint for at most one in so many parts of the time.
 const PAUSE_SHARE: u32 = 10;
+
+/// From one checkpoint to the next at least, also where something waits for it.
+const PERIOD_MIN: Duration = Duration::from_millis(20);
+
+/// How often it is looked whether something waits.
+const OUTPUT_LOOK: Duration = Duration::from_millis(5);
 
 /// What is sent while it runs before it is protected: until this little is left, or so often.
 const LITTLE_PIECES: u64 = 8192;
 const COPIES_MAX: u32 = 5;
+/// From this one on it stands for them as for a checkpoint: they become less.
+const BRAKED_COPY: u32 = 3;
 
 /// How often it is looked whether something else is wanted.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -519,6 +531,9 @@ impl Run {
         let is_cancelled = Arc::clone(&self.protecting.is_cancelled);
         let page_map = DiskPageMap::of_copied(&home).map_err(words)?;
         let mut sender = Sender::begin(stream, shape, page_map, self.order.bytes_per_second, is_cancelled)?;
+        if self.order.sends_all {
+            sender.send_all()?;
+        }
         self.work.kept.change_protection(|status| (status.state, status.reason) = (ProtectionState::Copying, None));
         let last = self.copy(&mut sender, &image)?;
         sender.set_protected()?;
@@ -551,8 +566,11 @@ impl Run {
         }
         self.work.kept.change_protection(|status| {
             status.bytes += counts.bytes;
-            status.data_pieces += counts.xor + counts.zstd + counts.literal;
-            status.known_pieces += counts.same + counts.held + counts.block;
+            status.disk_bytes += counts.disk_bytes;
+            status.data_pages += counts.data() - counts.disk_data;
+            status.known_pages += counts.known() - counts.disk_known;
+            status.data_blocks += counts.disk_data;
+            status.known_blocks += counts.disk_known;
         });
         Ok(counts)
     }
@@ -572,7 +590,8 @@ impl Run {
         let mut last = None;
         for copied in 1.. {
             let cut = Cut { disk: disk_epochs::cut(home).map_err(words)?, memory: self.work.cut()?.epoch };
-            let counts = self.send(sender, cut, last, &[])?;
+            let longest = if copied < BRAKED_COPY { Duration::MAX } else { OUTPUT_BEHIND_MAX };
+            let counts = self.braked(longest, || self.send(sender, cut, last, &[]))?;
             if last.replace(cut).is_none() {
                 sender.say(&Said::Wait {})?;
                 let Answered::Waiting {} = sender.answer()? else {
@@ -605,6 +624,9 @@ impl Run {
             }
             // Somebody wants it to stand: nothing changes.
             if self.work.machine.state() != State::Running {
+                if desired_state::is_taking(self.work.kept.home()).map_err(words)? {
+                    return Err("it stands for a checkpoint that has come to nothing".to_owned());
+                }
                 std::thread::sleep(LOOK_INTERVAL);
                 continue;
             }
@@ -616,14 +638,20 @@ impl Run {
                 self.departure.is_whole = true;
                 self.departure.note_whole_copy(self.work.kept.home()).map_err(words)?;
             }
-            {
-                let _watch = sender.watch(Some(self.epoch_timeout()))?;
+            let behind_max = match self.order.durability {
+                Durability::Output => OUTPUT_BEHIND_MAX,
+                Durability::Periodic => PERIODIC_BEHIND_MAX,
+            };
+            self.braked(behind_max, || {
+                let watch = sender.watch(Some(EPOCH_TIMEOUT))?;
                 self.send(sender, cut, Some(last), &taken.devices)?;
-            }
+                drop(watch);
+                match network_epoch {
+                    Some(epoch) => self.ask_network::<()>(NetworkRequest::Release { epoch }),
+                    None => Ok(()),
+                }
+            })?;
             last = cut;
-            if let Some(epoch) = network_epoch {
-                self.ask_network::<()>(NetworkRequest::Release { epoch })?;
-            }
             let held = begun.elapsed();
             self.work.kept.change_protection(|status| {
                 status.state = ProtectionState::Protected;
@@ -635,16 +663,36 @@ impl Run {
                 status.held_us = microseconds(held);
             });
             before = Some(begun);
-            let next = begun + period.max(pause * PAUSE_SHARE);
-            while Instant::now() < next && self.is_wanted() && !self.protecting.is_to_yield.load(Ordering::Acquire) {
-                std::thread::sleep(next.saturating_duration_since(Instant::now()).min(LOOK_INTERVAL));
-            }
+            self.wait(begun + (pause * PAUSE_SHARE).max(PERIOD_MIN.min(period)), begun + period);
         }
     }
 
-    fn epoch_timeout(&self) -> Duration {
-        let rate = self.order.bytes_per_second.map_or(u64::MAX, |rate| rate.max(1));
-        EPOCH_TIMEOUT + Duration::from_secs(EPOCH_BYTES / rate)
+    /// Until the next checkpoint: not before `earliest`, and then at `latest` or once something waits for it.
+    fn wait(&self, earliest: Instant, latest: Instant) {
+        let latest = latest.max(earliest);
+        while self.is_wanted() && !self.protecting.is_to_yield.load(Ordering::Acquire) {
+            let now = Instant::now();
+            if now >= latest || now >= earliest && self.has_output_waiting() {
+                return;
+            }
+            let look = if self.order.durability == Durability::Output { OUTPUT_LOOK } else { LOOK_INTERVAL };
+            let until = if now < earliest { earliest } else { latest };
+            std::thread::sleep((until - now).min(look));
+        }
+    }
+
+    /// Whether frames of the machine wait for the next checkpoint. One that cannot be asked has none.
+    fn has_output_waiting(&self) -> bool {
+        self.order.durability == Durability::Output
+            && self.ask_network::<ServedNetwork>(NetworkRequest::Info).is_ok_and(|told| told.statistics.held_frames > 0)
+    }
+
+    /// Sends; the machine stands from `longest` on.
+    fn braked<T>(&self, longest: Duration, send: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+        let kept = &self.work.kept;
+        let (sent, stood) = brake::while_sent((kept, &self.work.machine, &self.work.handle), longest, send);
+        kept.change_protection(|status| status.braked_us += microseconds(stood));
+        sent
     }
 
     fn take(&self) -> Result<(Taken, Duration, Option<u64>), String> {

@@ -17,7 +17,8 @@ pub struct ProtectionOrder {
     pub keys: PathBuf,
     /// `HOST:PORT` of this host's `onecopy host`, as the other one reaches it.
     pub origin: String,
-    /// From one checkpoint to the next, milliseconds; longer where it would stand for too much of the time.
+    /// From one checkpoint to the next, milliseconds; less where what it sends waits for it, more where it would stand
+    /// for too much of the time.
     pub period_ms: u64,
     /// What a client may see that the other host has not yet.
     pub durability: Durability,
@@ -26,6 +27,9 @@ pub struct ProtectionOrder {
     /// The other host's bridge for its card; none: the one of the same name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bridge: Option<String>,
+    /// What has changed travels as data, also where the other host has it elsewhere: for comparison.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sends_all: bool,
 }
 
 /// What a client may see that the other host has not yet.
@@ -96,10 +100,24 @@ pub struct ProtectionStatus {
     pub pause_max_us: u64,
     /// From the stop for the last checkpoint until what had been sent was let go, microseconds.
     pub held_us: u64,
-    /// Pages of memory and blocks of the disk that were sent whole.
-    pub data_pieces: u64,
-    /// The same, as content that the backup had.
-    pub known_pieces: u64,
+    /// How long it stood in all because it changed faster than its checkpoints travelled, microseconds.
+    #[serde(default)]
+    pub braked_us: u64,
+    /// Of the bytes, those for blocks of the disk.
+    #[serde(default)]
+    pub disk_bytes: u64,
+    /// Pages of memory that travelled as data: as they are, compressed, or as a difference.
+    #[serde(default)]
+    pub data_pages: u64,
+    /// Pages of memory whose content the backup had, in memory or on disk.
+    #[serde(default)]
+    pub known_pages: u64,
+    /// Blocks of the disk that travelled as data.
+    #[serde(default)]
+    pub data_blocks: u64,
+    /// Blocks of the disk whose content the backup had, in memory.
+    #[serde(default)]
+    pub known_blocks: u64,
 }
 
 impl ProtectionStatus {
@@ -117,8 +135,12 @@ impl ProtectionStatus {
             pause_us: 0,
             pause_max_us: 0,
             held_us: 0,
-            data_pieces: 0,
-            known_pieces: 0,
+            braked_us: 0,
+            disk_bytes: 0,
+            data_pages: 0,
+            known_pages: 0,
+            data_blocks: 0,
+            known_blocks: 0,
         }
     }
 }

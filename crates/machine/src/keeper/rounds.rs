@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use onecopy_checkpoint::delta::{Changed, Counts, Encoder, Epoch, Known, NothingKnown, Options, Shape, Version};
+use onecopy_checkpoint::delta::{
+    Changed, Counts, Encoder, Epoch, Known, NothingKnown, Options, Shape, Source, Version,
+};
 use onecopy_checkpoint::link::{Pace, Sending, Session};
 use onecopy_checkpoint::{LinkError, PAGE_BYTES};
 use onecopy_clone::network::protocol::words as other_hosts_words;
@@ -14,6 +16,7 @@ use onecopy_clone::network::protocol::words as other_hosts_words;
 use super::disk_epochs::EpochBlocks;
 use super::link::{Answered, Said, SourceLink, TURN_TIMEOUT, Watch, directions, message, set_protected, understand};
 use super::migrate::{Work, words};
+use super::sent_pages::{Keeping, SentPages};
 use super::shared_disk::DiskPageMap;
 use crate::machine::CHECKPOINT_TIMEOUT;
 use crate::memory_server::{EpochPages, Request};
@@ -24,6 +27,7 @@ pub(super) struct Sender {
     encoder: Encoder,
     /// What is on the disk that the other side reads, too.
     pub(super) page_map: Option<DiskPageMap>,
+    sent_pages: SentPages,
     shape: Shape,
     stream: UnixStream,
     is_cancelled: Arc<AtomicBool>,
@@ -44,7 +48,16 @@ impl Sender {
         let (link, _) = Sending::begin(Session::new(), shape, from, to, pace, TURN_TIMEOUT).map_err(lost)?;
         let seed = page_map.as_ref().map_or_else(rand::random, |map| map.seed);
         let encoder = Encoder::new(shape, Options::new(seed)).map_err(words)?;
-        Ok(Sender { link, encoder, page_map, shape, stream, is_cancelled })
+        let sent_pages = SentPages::new(shape.memory_bytes);
+        Ok(Sender { link, encoder, page_map, sent_pages, shape, stream, is_cancelled })
+    }
+
+    /// What has changed travels as data, also where the other side has it elsewhere. Before anything is sent.
+    pub(super) fn send_all(&mut self) -> Result<(), String> {
+        self.forget_disk();
+        let options = Options { refers: false, ..Options::new(rand::random()) };
+        self.encoder = Encoder::new(self.shape, options).map_err(words)?;
+        Ok(())
     }
 
     /// Whether the other side reads the disk.
@@ -112,7 +125,10 @@ impl Work {
         drop(far);
         let pages = EpochPages::open(near, sender.shape.memory_bytes / PAGE_BYTES as u64, CHECKPOINT_TIMEOUT);
         let pages = pages.map_err(words)?;
-        let memory = Changed { numbers: pages.numbers(), source: &pages };
+        let keeping = Keeping { source: &pages, sent: &sender.sent_pages };
+        // Most of what is sent first does not change again.
+        let source: &dyn Source = if since.is_some() { &keeping } else { &pages };
+        let memory = Changed { numbers: pages.numbers(), source };
         let versions: Vec<Version> = sender.page_map.as_ref().and_then(DiskPageMap::version).into_iter().collect();
         let disk = disk.map(|blocks| Changed { numbers: blocks.numbers(), source: blocks });
         let epoch = Epoch { number: epoch, versions: &versions, memory, disk, devices };
@@ -121,6 +137,7 @@ impl Work {
             None => &mut NothingKnown,
         };
         let sent = sender.link.epoch(&mut sender.encoder, &epoch, known).map_err(lost)?;
+        sender.sent_pages.acknowledge();
         if let Some(rate) = sent.link_bytes_per_second {
             sender.encoder.set_link(rate);
         }

@@ -39,7 +39,8 @@ pub struct Protect {
     /// The other host's bridge for a machine on one [default: the one of the same name]
     #[arg(long, value_name = "NAME", requires = "to")]
     bridge: Option<String>,
-    /// From one copy to the next, in milliseconds; longer where it would stand for more than a tenth of the time
+    /// From one copy to the next, in milliseconds; less where what it sends waits for it, more where it would stand for
+    /// more than a tenth of the time
     #[arg(long, value_name = "MILLISECONDS", default_value_t = PERIOD_MS_DEFAULT)]
     period_ms: u64,
     /// What others may see of it that the other host has not yet
@@ -48,6 +49,9 @@ pub struct Protect {
     /// Bytes a second that are sent at most, as 64M
     #[arg(long, value_name = "SIZE", value_parser = amount::bytes)]
     bandwidth: Option<u64>,
+    /// Send what has changed as data, also where the other host has it elsewhere: for comparison
+    #[arg(long, hide = true, requires = "to")]
+    send_all: bool,
     /// How it is protected now, as JSON
     #[arg(long, conflicts_with = "to")]
     status: bool,
@@ -117,6 +121,7 @@ impl Protect {
             },
             bytes_per_second: self.bandwidth,
             bridge: self.bridge.clone(),
+            sends_all: self.send_all,
         })
     }
 }

@@ -148,7 +148,9 @@ fn t46_a_machine_survives_its_death_and_its_hosts_with_all_that_was_answered() {
     assert_eq!(here.1.machine("web")["state"], "migrated");
     assert!(here.1.directory.run(&["vm", "start", "web"]).refused(1).contains("does not run here again"));
 
-    // The other way round; it is given away.
+    // The other way round, and once more at once; it is given away.
+    protect(there, here, &[]).ok();
+    there.1.directory.run(&["vm", "unprotect", "web"]).ok();
     protect(there, here, &[]).ok();
     client.goes_on("it is protected by where it came from");
     let said = here.1.directory.run(&["vm", "failover", "web"]).ok();
@@ -337,6 +339,49 @@ fn t48_a_host_that_is_fenced_has_its_machine_go_on_and_one_that_is_reached_keeps
     assert_eq!(std::fs::read_to_string(&log).expect("it is there").lines().count(), 1, "nobody else was fenced");
     hosts.there.1.directory.run(&["vm", "stop", "web", "--force"]).ok();
     until("nothing of it is left", || !hosts.here.1.home("web").exists());
+}
+
+/// A machine that changes faster than the link carries stands until each checkpoint is there, and stays protected; what
+/// it sends comes, and nothing of it is missing when it dies then.
+///
+/// Spec: D8, nightly
+#[test]
+fn t50_a_machine_that_changes_faster_than_its_copies_travel_stands_for_them() {
+    if is_left_out("t50_a_machine_that_changes_faster_than_its_copies_travel_stands_for_them") {
+        return;
+    }
+    make_network();
+    let hosts = Hosts::both(|_| vec!["--bridge".into(), "br0".into()]);
+    let (here, there) = (&hosts.here, &hosts.there);
+    let network = "--network=bridge=br0,address=192.0.2.10/24,gateway=192.0.2.1";
+    let create = ["vm", "create", "web", "--memory=256MB", "--disk=4GB", "--checkpoints", network, "--start"];
+    here.1.directory.run(&create).ok();
+    for program in [ECHO, LOG, WRITER] {
+        here.1.guest("web", program);
+    }
+    let boot = here.1.guest("web", BOOT);
+    let (client, writer) = (Client::connect("192.0.2.10"), Writer::connect("192.0.2.10", 1));
+    protect(here, there, &["--bandwidth=16M"]).ok();
+    // Noise, of which no page is as it was: some hundred megabytes a second.
+    let storm = "setsid perl -e 'open $r, \"<\", \"/dev/urandom\"; read $r, $noise, 1 << 20; \
+                 open $f, \"+>\", \"/dev/shm/storm\"; while (1) { sysseek $f, (++$n % 64) << 20, 0; \
+                 syswrite $f, $noise ^ (pack(\"Q\", $n) x (1 << 17)) }' </dev/null >/dev/null 2>&1 &";
+    here.1.guest("web", storm);
+    let told = || here.1.machine("web")["protection"].clone();
+    until("it has stood for its copies", || {
+        let told = told();
+        assert_eq!(told["state"], "protected", "{told}");
+        told["braked_us"].as_u64().expect("a number") > 2_000_000
+    });
+    client.goes_on("it stands in between");
+    writer.goes_on();
+    assert_eq!(told()["state"], "protected");
+    here.1.kill("web", "qemu.pid");
+    let answered = writer.answered();
+    client.goes_on("it runs at its backup");
+    check(there, &boot);
+    assert!(logged(there, 1) >= answered, "{answered} was answered");
+    there.1.directory.run(&["vm", "stop", "web", "--force"]).ok();
 }
 
 /// A backup whose disk is full is none: its machine is as it was, and says why it is not protected.
