@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Child;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -11,6 +12,8 @@ use serde::Serialize;
 use tempfile::TempDir;
 use tokio::process::Command;
 
+use super::link::{Link, LinkShape, Relay};
+use super::mirror::{self, Peer};
 use crate::guests::Guests;
 use crate::pgbench::parse;
 
@@ -22,11 +25,14 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 const CLIENTS: u32 = 4;
 /// pgbench's tables: some 75 MB.
 const SCALE: u32 = 5;
-/// The file that is written, and what it is written of: nothing that compresses to little.
-const FILE_MIB: u32 = 128;
-const SOURCE: &str = "/dev/shm/source";
+/// The file that is written, in records. No page of it is as any other one was, and none compresses to less.
+const FILE_BYTES: u32 = 128 << 20;
+const RECORD_BYTES: u32 = 32 << 10;
 const FILE: &str = "/root/file";
-const RECORD: &str = "32k";
+/// Epochs that are waited for when a load is over: the last one has all that it wrote.
+const EPOCHS_AFTER: u64 = 2;
+/// What they may take.
+const AFTER: Duration = Duration::from_secs(60);
 
 /// How the machine is protected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -38,11 +44,15 @@ pub enum Way {
     Output,
     /// Nothing waits.
     Periodic,
+    /// What it sends waits, and what has changed travels as data, wherever the other side has it.
+    Data,
+    /// Its disk is mirrored by QEMU, each write before it is done; its memory is not sent.
+    Mirror,
 }
 
 impl Way {
     /// In the order in which they run.
-    pub const ALL: [Way; 3] = [Way::Alone, Way::Output, Way::Periodic];
+    pub const ALL: [Way; 5] = [Way::Alone, Way::Output, Way::Periodic, Way::Data, Way::Mirror];
 
     /// For people.
     pub fn name(self) -> &'static str {
@@ -50,6 +60,8 @@ impl Way {
             Way::Alone => "not protected",
             Way::Output => "output held",
             Way::Periodic => "periodic",
+            Way::Data => "output held, all as data",
+            Way::Mirror => "disk mirrored, memory not sent",
         }
     }
 }
@@ -86,6 +98,14 @@ impl Load {
             Load::File => "MB/s",
         }
     }
+
+    /// What it does is counted in these.
+    pub fn one(self) -> &'static str {
+        match self {
+            Load::Transactions | Load::Reads => "transaction",
+            Load::File => "MB",
+        }
+    }
 }
 
 /// A load under one way.
@@ -93,6 +113,8 @@ impl Load {
 pub struct Measured {
     /// The round.
     pub round: u32,
+    /// Between the hosts.
+    pub link: LinkShape,
     /// How it was protected.
     pub way: Way,
     /// What it did.
@@ -107,10 +129,12 @@ pub struct Measured {
     pub period_ms: Option<f64>,
     /// How long what it sent was held from then on, of the same.
     pub held_ms: Option<f64>,
-    /// Megabytes a second that were sent.
-    pub sent_mb_per_second: Option<f64>,
-    /// Of pages and blocks that had changed, those whose content the other side had.
-    pub known_percent: Option<f64>,
+    /// Kilobytes that went over the link for each transaction, or megabyte that was written.
+    pub sent_kb: Option<f64>,
+    /// Of these, for blocks of the disk, as the machine's keeper counts them.
+    pub disk_kb: Option<f64>,
+    /// Of blocks that had changed, those whose content the other side had in memory.
+    pub known_blocks_percent: Option<f64>,
 }
 
 /// A death of the machine while it was protected.
@@ -118,6 +142,8 @@ pub struct Measured {
 pub struct Death {
     /// The round.
     pub round: u32,
+    /// Between the hosts.
+    pub link: LinkShape,
     /// From the kill until a question over a connection of before was answered.
     pub old_s: f64,
     /// Until a new one had an answer.
@@ -141,6 +167,11 @@ impl Drop for Host {
 /// The machine and its hosts.
 pub struct Site {
     hosts: [Host; 2],
+    link: Arc<Link>,
+    /// To each host.
+    relays: [Relay; 2],
+    /// Where the disk is mirrored to, and the way there.
+    mirror: (Peer, Relay),
     /// Which of them it runs on.
     at: usize,
     period_ms: u64,
@@ -169,9 +200,12 @@ impl Site {
         guests.create(NAME, memory_mib, &["--postgresql", "--checkpoints", &network]).await?;
         let client = guests.client(NAME)?;
         guests.guest(NAME, &format!("{client}pgbench -i -q -s {SCALE}")).await?;
-        let source = format!("dd if=/dev/urandom of={SOURCE} bs=1M count={FILE_MIB} 2> /dev/null");
-        guests.guest(NAME, &source).await?;
-        Ok(Site { hosts, at: 0, period_ms, _keys: keys })
+        let link = Arc::new(Link::default());
+        let relays = [Relay::begin(&link, &hosts[0].address).await?, Relay::begin(&link, &hosts[1].address).await?];
+        let disk_bytes = guests.machine(NAME)?.home().configuration()?.disk_bytes;
+        let peer = Peer::begin(keys.path(), disk_bytes).await?;
+        let mirror = Relay::begin(&link, &peer.address).await?;
+        Ok(Site { hosts, link, relays, mirror: (peer, mirror), at: 0, period_ms, _keys: keys })
     }
 
     fn guests(&self) -> &Guests {
@@ -182,21 +216,25 @@ impl Site {
     pub async fn begin_way(&self, way: Way) -> anyhow::Result<()> {
         let durability = match way {
             Way::Alone => return Ok(()),
-            Way::Output => "--durability=output",
+            Way::Mirror => return mirror::begin(self.guests(), NAME, &self.mirror.1.address).await,
+            Way::Output | Way::Data => "--durability=output",
             Way::Periodic => "--durability=periodic",
         };
-        let (here, there) = (&self.hosts[self.at], &self.hosts[1 - self.at]);
+        let (here, there) = (&self.hosts[self.at], &self.relays[1 - self.at]);
         let (keys, period) = (here.keys.to_str().context("UTF-8")?, format!("--period-ms={}", self.period_ms));
-        let ways = ["--keys", keys, "--to", &there.address, "--origin", &here.address, durability, &period];
-        here.guests.run(&[&["vm", "protect", NAME], &ways[..]].concat())?;
+        let mut ways = vec!["vm", "protect", NAME, "--keys", keys, "--to", &there.address, "--origin", &here.address];
+        ways.extend([durability, &*period]);
+        ways.extend((way == Way::Data).then_some("--send-all"));
+        here.guests.run(&ways)?;
         Ok(())
     }
 
     /// Ends that.
-    pub fn end_way(&self, way: Way) -> anyhow::Result<()> {
+    pub async fn end_way(&self, way: Way) -> anyhow::Result<()> {
         match way {
             Way::Alone => Ok(()),
-            Way::Output | Way::Periodic => self.guests().run(&["vm", "unprotect", NAME]).map(|_| ()),
+            Way::Mirror => mirror::end(self.guests(), NAME).await,
+            Way::Output | Way::Periodic | Way::Data => self.guests().run(&["vm", "unprotect", NAME]).map(|_| ()),
         }
     }
 
@@ -207,9 +245,29 @@ impl Site {
         Ok(status)
     }
 
-    /// Runs a load.
-    pub async fn measure(&self, round: u32, way: Way, load: Load, seconds: u32) -> anyhow::Result<Measured> {
-        let (before, begun) = (self.status().await?, Instant::now());
+    /// Runs a load over a link of this shape.
+    pub async fn measure(
+        &self,
+        (round, link): (u32, LinkShape),
+        way: Way,
+        load: Load,
+        seconds: u32,
+    ) -> anyhow::Result<Measured> {
+        self.link.set(link);
+        let measured = self.measured((round, link), way, load, seconds).await;
+        self.link.set(LinkShape::UNBOUNDED);
+        measured
+    }
+
+    async fn measured(
+        &self,
+        (round, link): (u32, LinkShape),
+        way: Way,
+        load: Load,
+        seconds: u32,
+    ) -> anyhow::Result<Measured> {
+        self.wait_sent().await?;
+        let (before, sent_before) = (self.status().await?, self.link.bytes());
         let mut seen: Vec<ProtectionStatus> = Vec::new();
         let looking = async {
             loop {
@@ -218,31 +276,50 @@ impl Site {
                 seen.extend(known.filter(|now| seen.last().is_none_or(|last| last.epochs < now.epochs)));
             }
         };
+        let begun = Instant::now();
         let (rate, latency_ms) = tokio::select! {
             ran = self.run(load, seconds) => ran?,
             failed = looking => { let never: anyhow::Result<std::convert::Infallible> = failed; match never? {} }
         };
-        let took = begun.elapsed().as_secs_f64();
-        let change = before.zip(seen.last().cloned());
+        let done = rate * begun.elapsed().as_secs_f64();
+        self.wait_sent().await?;
+        let change = before.zip(self.status().await?);
+        let kb = |bytes: u64| bytes as f64 / 1e3 / done;
         let median = |of: fn(&ProtectionStatus) -> f64| {
             let values: Vec<f64> = seen.iter().map(of).collect();
             crate::statistics::Spread::of(&values).map(|spread| spread.median)
         };
         Ok(Measured {
             round,
+            link,
             way,
             load,
             rate,
             latency_ms,
             pause_ms: median(|status| status.pause_us as f64 / 1e3),
             period_ms: median(|status| status.period_ms as f64),
-            held_ms: median(|status| status.held_us as f64 / 1e3).filter(|_| way == Way::Output),
-            sent_mb_per_second: change.as_ref().map(|(then, now)| (now.bytes - then.bytes) as f64 / 1e6 / took),
-            known_percent: change.map(|(then, now)| {
-                let known = (now.known_pieces - then.known_pieces) as f64;
-                100.0 * known / (known + (now.data_pieces - then.data_pieces) as f64).max(1.0)
+            held_ms: median(|status| status.held_us as f64 / 1e3).filter(|_| matches!(way, Way::Output | Way::Data)),
+            sent_kb: (way != Way::Alone).then(|| kb(self.link.bytes() - sent_before)),
+            disk_kb: change.as_ref().map(|(then, now)| kb(now.disk_bytes - then.disk_bytes)),
+            known_blocks_percent: change.and_then(|(then, now)| {
+                let known = (now.known_blocks - then.known_blocks) as f64;
+                let all = known + (now.data_blocks - then.data_blocks) as f64;
+                (all > 0.0).then_some(100.0 * known / all)
             }),
         })
+    }
+
+    /// Waits until all that the guest has written so far is with the other host.
+    async fn wait_sent(&self) -> anyhow::Result<()> {
+        self.guests().guest(NAME, "sync").await?;
+        let sent = async {
+            let Some(then) = self.status().await? else { return Ok(()) };
+            while self.status().await?.is_some_and(|now| now.epochs < then.epochs + EPOCHS_AFTER) {
+                tokio::time::sleep(LOOK_INTERVAL).await;
+            }
+            anyhow::Ok(())
+        };
+        tokio::time::timeout(AFTER, sent).await.context("what it has written is not sent")?
     }
 
     async fn run(&self, load: Load, seconds: u32) -> anyhow::Result<(f64, Option<f64>)> {
@@ -267,19 +344,25 @@ impl Site {
 
     /// Megabytes a second.
     async fn write_file(&self, seconds: u32) -> anyhow::Result<f64> {
+        // Noise, of which each record has another part, and is another one by a number in each of its words.
         let write = format!(
-            "b=$(date +%s%N); n=0; while [ $(($(date +%s%N) - b)) -lt {seconds}000000000 ]; do \
-             dd if={SOURCE} of={FILE} bs={RECORD} conv=notrunc 2> /dev/null; n=$((n + 1)); done; \
-             echo $((n * {FILE_MIB})) $((($(date +%s%N) - b) / 1000000))"
+            "perl -MTime::HiRes=time -e '\
+             open $r, \"<\", \"/dev/urandom\"; read $r, $noise, 1 << 20; \
+             open $f, \"+>\", \"{FILE}\" or die; $begun = time; $n = int($begun * 1000) << 16; $done = 0; \
+             while (($took = time - $begun) < {seconds}) {{ \
+             sysseek $f, $done % {FILE_BYTES}, 0; ++$n; \
+             $record = substr($noise, ($n % 31) * {RECORD_BYTES}, {RECORD_BYTES}) \
+             ^ (pack(\"Q\", $n) x ({RECORD_BYTES} / 8)); \
+             $done += syswrite($f, $record) or die }} \
+             print $done / 1e6 / $took'"
         );
-        let said = self.guests().guest(NAME, &write).await?;
-        let (written, took_ms) = said.split_once(' ').context("two numbers")?;
-        Ok(written.parse::<f64>()? * 1048.576 / took_ms.parse::<f64>()?)
+        Ok(self.guests().guest(NAME, &write).await?.trim().parse()?)
     }
 
     /// Kills it while it is protected; it goes on at the other host.
-    pub async fn die(&mut self, round: u32) -> anyhow::Result<Death> {
+    pub async fn die(&mut self, (round, link): (u32, LinkShape)) -> anyhow::Result<Death> {
         self.begin_way(Way::Output).await?;
+        self.link.set(link);
         let guests = self.guests();
         let old = guests.access(NAME)?.connect_as_client().await?;
         old.batch_execute("SELECT 1").await?;
@@ -292,6 +375,7 @@ impl Site {
         );
         self.at = 1 - self.at;
         self.guests().machine(NAME)?.wait_answering(Duration::from_secs(120)).await?;
-        Ok(Death { round, old_s: old_s?.as_secs_f64(), new_s: new_s?.as_secs_f64() })
+        self.link.set(LinkShape::UNBOUNDED);
+        Ok(Death { round, link, old_s: old_s?.as_secs_f64(), new_s: new_s?.as_secs_f64() })
     }
 }

@@ -1,10 +1,12 @@
 //! A machine that another host protects: what that costs it and its clients, and how soon it goes on when it dies.
 //!
 //! Two hosts on one machine, on a bridge in a network namespace of the experiment's own; clients are on the bridge.
-//! The ways of one load follow each other in each round, and at its end the machine is killed while it is protected:
-//! the next round begins on the other host.
+//! The ways follow each other on each link of each round, and at its end the machine is killed while it is protected:
+//! what comes next begins on the other host.
 
+mod link;
 mod measure;
+mod mirror;
 mod report;
 
 use std::path::{Path, PathBuf};
@@ -14,6 +16,7 @@ use rustix::thread::UnshareFlags;
 
 use crate::guests::Guests;
 use crate::head::Head;
+use link::LinkShape;
 use measure::{Load, Site, Way};
 use report::Report;
 
@@ -38,6 +41,9 @@ pub struct ProtectionOptions {
     /// From one checkpoint to the next, in milliseconds
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 100)]
     period: u64,
+    /// Links between the hosts, each as MBIT:MILLISECONDS of a round trip
+    #[arg(long, value_name = "LINK", value_delimiter = ',', default_value = "1000:0,100:20")]
+    links: Vec<LinkShape>,
     /// Where the machines are made: its file system must have 24 GB of room
     #[arg(long, default_value = "/tmp")]
     place: PathBuf,
@@ -70,35 +76,41 @@ pub async fn run(options: &ProtectionOptions) -> anyhow::Result<()> {
     let seconds = options.seconds.unwrap_or(if options.quick { 5 } else { 20 });
     let command = format!(
         "cargo run --release -p onecopy-bench -- protection --rounds {rounds} --seconds {seconds} --memory {} \
-         --period {}",
-        options.memory, options.period
+         --period {} --links {}",
+        options.memory,
+        options.period,
+        options.links.iter().map(|link| format!("{}:{}", link.mbit, link.round_trip_ms)).collect::<Vec<_>>().join(",")
     );
     let head = Head::new("protection", command, Guests::versions()?);
     let mut report = Report::new(head, options.memory, options.period);
     let mut site = Site::begin(&options.place, options.memory, options.period).await?;
-    for round in 1..=rounds {
+    'rounds: for (round, link) in (1..=rounds).flat_map(|round| options.links.iter().map(move |link| (round, *link))) {
+        let round_of = format!("round {round}, {}", link.name());
         for way in Way::ALL {
             let begun = site.begin_way(way).await;
-            if report.head.keep(&format!("round {round}, {}", way.name()), begun).is_none() {
+            let run = format!("{round_of}, {}", way.name());
+            if report.head.keep(&run, begun).is_none() {
                 continue;
             }
             for load in Load::ALL {
-                let run = format!("round {round}, {}, {}", way.name(), load.name());
-                let measured = site.measure(round, way, load, seconds).await;
+                let run = format!("{round_of}, {}, {}", way.name(), load.name());
+                let measured = site.measure((round, link), way, load, seconds).await;
                 if let Some(measured) = report.head.keep(&run, measured) {
                     eprintln!("{run}: {:.1} {}", measured.rate, load.unit());
                     report.runs.push(measured);
                 }
             }
-            site.end_way(way)?;
+            if report.head.keep(&run, site.end_way(way).await).is_none() {
+                break 'rounds;
+            }
         }
-        let run = format!("round {round}, its death");
-        match report.head.keep(&run, site.die(round).await) {
+        let run = format!("{round_of}, its death");
+        match report.head.keep(&run, site.die((round, link)).await) {
             Some(death) => {
                 eprintln!("{run}: {:.2} s until its next answer", death.old_s);
                 report.deaths.push(death);
             }
-            None => break,
+            None => break 'rounds,
         }
     }
     report.head.end();
