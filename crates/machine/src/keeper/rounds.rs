@@ -126,8 +126,14 @@ impl Work {
         let pages = EpochPages::open(near, sender.shape.memory_bytes / PAGE_BYTES as u64, CHECKPOINT_TIMEOUT);
         let pages = pages.map_err(words)?;
         let keeping = Keeping { source: &pages, sent: &sender.sent_pages };
-        // Most of what is sent first does not change again.
-        let source: &dyn Source = if since.is_some() { &keeping } else { &pages };
+        let source: &dyn Source = match since {
+            Some(_) => &keeping,
+            // Most of what is sent first does not change again.
+            None => {
+                sender.sent_pages.forget();
+                &pages
+            }
+        };
         let memory = Changed { numbers: pages.numbers(), source };
         let versions: Vec<Version> = sender.page_map.as_ref().and_then(DiskPageMap::version).into_iter().collect();
         let disk = disk.map(|blocks| Changed { numbers: blocks.numbers(), source: blocks });

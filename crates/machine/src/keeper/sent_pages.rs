@@ -37,6 +37,12 @@ impl SentPages {
         SentPages(Mutex::new(Generations { pages_max: pages_max as usize, young, old, before }))
     }
 
+    /// All of it is sent anew: what was sent before is no base any more.
+    pub(super) fn forget(&self) {
+        let mut pages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (pages.young, pages.old, pages.before) = (Pages::new(), Pages::new(), Pages::new());
+    }
+
     /// The other side holds all that was sent.
     pub(super) fn acknowledge(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).before = Pages::new();
@@ -137,6 +143,9 @@ mod tests {
         assert_eq!(send(&sent, 2, [2]), [Some((2, 1))]);
         sent.acknowledge();
         assert_eq!(send(&sent, 3, [1, 2]), [Some((1, 1)), Some((2, 2))]);
+        sent.acknowledge();
+        sent.forget();
+        assert_eq!(send(&sent, 3, [1, 2]), [None; 2]);
         sent.acknowledge();
         // Of zeros nothing is kept, and not what was there before them.
         send(&sent, 0, [0]);
