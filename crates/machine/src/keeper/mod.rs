@@ -3,6 +3,7 @@
 pub(crate) mod arrive;
 mod arriving_disk;
 mod backup;
+pub(crate) mod backup_copy;
 mod brake;
 mod checkpoint;
 mod conclude;
@@ -17,6 +18,7 @@ mod migrate;
 mod network;
 mod parts;
 mod prefix;
+mod primary;
 mod processes;
 pub(crate) mod protect;
 mod protection;

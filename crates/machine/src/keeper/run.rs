@@ -23,8 +23,8 @@ use super::servers::Servers;
 use super::service::{Kept, serve};
 use super::unresponsive::unix_ms;
 use super::{
-    MachineState, arrive, arriving_disk, conclude, guest, memory, migrate, network, parts, protect, restore,
-    unresponsive,
+    MachineState, arrive, arriving_disk, backup_copy, conclude, guest, memory, migrate, network, parts, protect,
+    restore, unresponsive,
 };
 use crate::desired_state::{self, DesiredState, Takeover};
 use crate::machine::END_TIMEOUT;
@@ -293,7 +293,7 @@ async fn keep(
     greeter.abort();
     tracing::info!(ending = %ending, "the machine has ended");
     kept.change(|status| (status.state, status.process_id) = (MachineState::Stopping, None));
-    protect::settle_end(kept, &ending, ender.is_some()).await;
+    backup_copy::settle_end(kept, &ending, ender.is_some()).await;
     servers.close(home).await;
     let mut end = end_of(&ending, was_forced);
     if was_unresponsive {
@@ -310,7 +310,7 @@ async fn keep(
 /// The machine that is to come here, if this one is that. One that was protected elsewhere does not start before it is
 /// known that it does not run there.
 async fn expected(home: &MachineHome, user: &ServiceUser) -> Result<Option<Arrival>, MachineError> {
-    protect::check_start(home, user).await?;
+    backup_copy::check_start(home, user).await?;
     arrive::expected(home)
 }
 

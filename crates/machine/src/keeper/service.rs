@@ -16,7 +16,7 @@ use super::protect::Protecting;
 use super::run::Stop;
 use super::{
     CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationOrder, ProtectionOrder,
-    ProtectionStatus, checkpoint, guest, migrate, network, protect,
+    ProtectionStatus, backup_copy, checkpoint, guest, migrate, network, protect,
 };
 use crate::desired_state::{self, DesiredState, Found};
 use crate::migration::{Arrival, ArrivalState, Departure};
@@ -229,7 +229,7 @@ impl Kept {
             tokio::time::sleep(PROTECTION_LOOK_INTERVAL).await;
         }
         let Some(machine) = self.machine.get() else { return Ok(()) };
-        protect::forget_left(&self.home, machine).await.map_err(|reason| {
+        backup_copy::forget_left(&self.home, machine).await.map_err(|reason| {
             let (machine, to) = (self.home.name().to_string(), "its backup".to_owned());
             MachineError::Protection { machine, to, reason }
         })

@@ -7,7 +7,9 @@ use tokio::net::UnixStream;
 
 use super::{ANSWER_TIMEOUT, CHECKPOINT_TIMEOUT, KEEPER_TIMEOUT, Machine, REPLY_BYTES_MAX};
 use crate::MachineError;
-use crate::keeper::{KeeperReply, KeeperRequest, MigrationEvent, MigrationOrder, Prediction, ProtectionOrder, protect};
+use crate::keeper::{
+    KeeperReply, KeeperRequest, MigrationEvent, MigrationOrder, Prediction, ProtectionOrder, backup_copy, protect,
+};
 use crate::migration::{Arrival, Departure, DepartureState, MigrationResult};
 
 impl Machine {
@@ -106,7 +108,7 @@ impl Machine {
         if self.process_id().is_some() {
             return Ok(());
         }
-        match protect::check_start(&self.home, &self.user).await {
+        match backup_copy::check_start(&self.home, &self.user).await {
             Ok(()) | Err(MachineError::Moved { .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -138,7 +140,7 @@ impl Machine {
         let _lock = lock.ok_or_else(|| self.keeper_failed("is beginning, or ending; try again".to_owned()))?;
         let known = Departure::of(&self.home)?.filter(|known| known.protects && known.state == DepartureState::Begun);
         if let Some(departure) = known {
-            protect::forget_backup(&self.home, &self.user, &departure, force).await?;
+            backup_copy::forget_backup(&self.home, &self.user, &departure, force).await?;
         }
         protect::forget_wanted(&self.home)
     }
