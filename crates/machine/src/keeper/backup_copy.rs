@@ -40,7 +40,7 @@ pub(super) async fn forget_left(home: &MachineHome, machine: &Machine) -> Result
     }
 }
 
-/// Makes the copy void and lets go what was held. Where the machine has died that is for [`settle_end`] to decide.
+/// Makes the copy void and lets go what was held. Where the machine has died that is for [`resolve_end`] to decide.
 pub(super) async fn run_alone(home: &MachineHome, machine: &Machine, departure: &Departure) -> Result<(), String> {
     let may_be_fenced_until = Instant::now() + ALONE_AFTER;
     loop {
@@ -91,8 +91,8 @@ pub(super) async fn hold_no_more(home: &MachineHome) -> Result<(), String> {
 }
 
 /// Decides where a machine that has ended goes on: where it has died, at its backup.
-pub(super) async fn settle_end(kept: &Kept, ending: &Ending, was_asked: bool) {
-    settle(kept, ending, was_asked).await;
+pub(super) async fn resolve_end(kept: &Kept, ending: &Ending, was_asked: bool) {
+    resolve(kept, ending, was_asked).await;
     // Who copies it reads its memory: that is not ended before.
     kept.cancel_protection();
     let ended = async {
@@ -105,7 +105,7 @@ pub(super) async fn settle_end(kept: &Kept, ending: &Ending, was_asked: bool) {
     }
 }
 
-async fn settle(kept: &Kept, ending: &Ending, was_asked: bool) {
+async fn resolve(kept: &Kept, ending: &Ending, was_asked: bool) {
     let home = kept.home();
     let departure = match Departure::of_copy(home) {
         Ok(Some(departure)) => departure,
@@ -119,8 +119,8 @@ async fn settle(kept: &Kept, ending: &Ending, was_asked: bool) {
         EndCause::PoweredOff | EndCause::Quit | EndCause::Panicked => false,
     };
     let goes_on = has_died && departure.is_whole;
-    let settled = if goes_on { departure.hand_over(home) } else { departure.forget_copy(home) };
-    if let Err(error) = settled {
+    let noted = if goes_on { departure.hand_over(home) } else { departure.forget_copy(home) };
+    if let Err(error) = noted {
         return tracing::error!(%error, "it is not written down where the machine goes on");
     }
     if !goes_on {

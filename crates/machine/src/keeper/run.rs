@@ -293,7 +293,7 @@ async fn keep(
     greeter.abort();
     tracing::info!(ending = %ending, "the machine has ended");
     kept.change(|status| (status.state, status.process_id) = (MachineState::Stopping, None));
-    backup_copy::settle_end(kept, &ending, ender.is_some()).await;
+    backup_copy::resolve_end(kept, &ending, ender.is_some()).await;
     servers.close(home).await;
     let mut end = end_of(&ending, was_forced);
     if was_unresponsive {
