@@ -109,6 +109,9 @@ pub struct Arrival {
     /// seen to it that the machine never runs there again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<String>,
+    /// As in [`ProtectionOrder`](crate::keeper::ProtectionOrder).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detection_s: Option<u64>,
 }
 
 /// The disk of a machine that goes to another host, on storage that both may have under the same path.

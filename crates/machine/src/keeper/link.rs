@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::copy_bidirectional_with_sizes;
 use tokio::runtime::Handle;
 
+use super::protection::DETECTION_S_DEFAULT;
 use crate::Forward;
 use crate::hardware::Hardware;
 
@@ -26,15 +27,12 @@ pub(super) const TURN_TIMEOUT: Duration = Duration::from_secs(90);
 /// migration waits, and hosts that swap or compile are slow.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// The same of a machine that is protected: what it says waits meanwhile.
-const PROTECTED_SILENCE_MAX: Duration = onecopy_checkpoint::link::SILENCE_MAX;
-
 /// How long after the loss of its source a copy goes on by itself, where the source's host was fenced; a person decides
 /// after that.
 pub(super) const FENCE_WITHIN: Duration = Duration::from_secs(40);
 
 /// How long after the loss of a copy whose host fences a source holds what it sends, where that host does not say that
-/// the copy is void: longer, also where either side hears of the loss [`PROTECTED_SILENCE_MAX`] after the other one.
+/// the copy is void: longer, also where either side hears of the loss later than the other one.
 pub(super) const ALONE_AFTER: Duration = Duration::from_secs(60);
 
 /// Bytes on their way between the keeper and the encrypted connection.
@@ -96,10 +94,12 @@ pub(super) fn understand<T: DeserializeOwned>(message: &[u8]) -> Result<T, LinkE
     serde_json::from_slice(message).map_err(|error| LinkError::Connection(error.into()))
 }
 
-/// From now on what a machine says waits for this connection, in both directions.
-pub(super) fn set_protected(stream: &UnixStream) -> io::Result<()> {
-    stream.set_read_timeout(Some(PROTECTED_SILENCE_MAX))?;
-    stream.set_write_timeout(Some(PROTECTED_SILENCE_MAX))
+/// From now on what a machine says waits for this connection, in both directions: the other side is lost when it is
+/// silent for so many seconds.
+pub(super) fn set_protected(stream: &UnixStream, detection_s: Option<u64>) -> io::Result<()> {
+    let silence_max = Duration::from_secs(detection_s.unwrap_or(DETECTION_S_DEFAULT));
+    stream.set_read_timeout(Some(silence_max))?;
+    stream.set_write_timeout(Some(silence_max))
 }
 
 /// Both directions of a connection, for a thread that blocks.

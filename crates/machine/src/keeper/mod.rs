@@ -41,7 +41,8 @@ pub(super) use network::clear as clear_network;
 pub use parts::PauseParts;
 pub(super) use processes::{end_left_servers, server_of, servers_of};
 pub use protection::{
-    Durability, PERIOD_MS_DEFAULT, ProtectionOrder, ProtectionRole, ProtectionState, ProtectionStatus,
+    DETECTION_S_DEFAULT, DETECTION_S_RANGE, Durability, PERIOD_MS_DEFAULT, ProtectionOrder, ProtectionRole,
+    ProtectionState, ProtectionStatus, check_detection,
 };
 pub use protocol::{
     KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationEvent, MigrationOrder, Prediction,

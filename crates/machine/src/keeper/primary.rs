@@ -90,7 +90,7 @@ impl Run {
         }
         self.work.kept.change_protection(|status| (status.state, status.reason) = (ProtectionState::Copying, None));
         let last = self.copy(&mut sender, &image)?;
-        sender.set_protected()?;
+        sender.set_protected(self.order.detection_s)?;
         if self.order.durability == Durability::Output {
             self.ask_network::<()>(NetworkRequest::Hold { enabled: true })?;
         }

@@ -25,7 +25,9 @@ use super::backup_copy::{left, run_alone};
 use super::link::carried;
 use super::migrate::{RATE_MIN, Work, words};
 use super::primary::{Ended, Run};
-use super::protection::{Durability, ProtectionOrder, ProtectionRole, ProtectionState, ProtectionStatus};
+use super::protection::{
+    Durability, ProtectionOrder, ProtectionRole, ProtectionState, ProtectionStatus, check_detection,
+};
 use super::service::Kept;
 use super::{MigrationOrder, checkpoint, conclude, disk_epochs, receive_order};
 use crate::desired_state;
@@ -110,6 +112,7 @@ pub(super) fn begin(kept: &Arc<Kept>, machine: &Machine, order: &ProtectionOrder
     if let Some(rate) = order.bytes_per_second.filter(|rate| *rate < RATE_MIN) {
         return Err(failed(format!("a bandwidth of {rate} bytes a second is too low: give {RATE_MIN} at least")));
     }
+    check_detection(order.detection_s).map_err(failed)?;
     let protecting = kept.begin_protection().ok_or_else(already)?;
     let text = serde_json::to_vec(order).expect("texts and numbers");
     if let Err(error) = atomic_file::write(&home.protection_file(), 0o600, &text) {
@@ -226,7 +229,8 @@ async fn session(
         fences: false,
     };
     let network = receive_order::network(kept, &configuration, &migration)?;
-    let receive = ReceiveOrder { network, ..receive_order::of(home, &migration, &departure).map_err(words)? };
+    let receive = receive_order::of(home, &migration, &departure).map_err(words)?;
+    let receive = ReceiveOrder { network, detection_s: order.detection_s, ..receive };
     departure.begin_protection(home).map_err(words)?;
     let opened = receive_order::send(&migration, receive).await;
     let handle = Handle::current();

@@ -7,6 +7,12 @@ use serde::{Deserialize, Serialize};
 /// How often a machine is copied, unless it is told otherwise.
 pub const PERIOD_MS_DEFAULT: u64 = 100;
 
+/// How long either side of a protection may be silent before it is taken for lost where nothing else is said, seconds.
+/// Each says something every second.
+pub const DETECTION_S_DEFAULT: u64 = 5;
+/// What may be said: hosts that are merely slow are not lost, and a fence has its time after that.
+pub const DETECTION_S_RANGE: std::ops::RangeInclusive<u64> = 2..=15;
+
 /// A machine shall be protected: the file `protection.json`, as long as that is wanted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -27,9 +33,26 @@ pub struct ProtectionOrder {
     /// The other host's bridge for its card; none: the one of the same name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bridge: Option<String>,
+    /// How long either side may be silent, seconds: within [`DETECTION_S_RANGE`]. None: [`DETECTION_S_DEFAULT`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detection_s: Option<u64>,
     /// What has changed travels as data, also where the other host has it elsewhere: for comparison.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sends_all: bool,
+}
+
+/// Whether either side of a protection may be silent for so long.
+///
+/// # Errors
+/// In words, with what it may be.
+pub fn check_detection(seconds: Option<u64>) -> Result<(), String> {
+    match seconds {
+        Some(seconds) if !DETECTION_S_RANGE.contains(&seconds) => {
+            let (least, most) = (DETECTION_S_RANGE.start(), DETECTION_S_RANGE.end());
+            Err(format!("a detection time of {seconds} s cannot be: give {least} to {most}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What a client may see that the other host has not yet.
@@ -141,6 +164,22 @@ impl ProtectionStatus {
             known_pages: 0,
             data_blocks: 0,
             known_blocks: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_detection_time_that_cannot_be_kept_is_refused() {
+        for seconds in [None, Some(2), Some(DETECTION_S_DEFAULT), Some(15)] {
+            check_detection(seconds).unwrap();
+        }
+        for seconds in [0, 1, 16, u64::MAX] {
+            let reason = check_detection(Some(seconds)).unwrap_err();
+            assert!(reason.contains("give 2 to 15"), "{reason}");
         }
     }
 }

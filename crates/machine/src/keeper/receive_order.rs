@@ -35,6 +35,7 @@ pub(super) fn of(
         network: None,
         shared_disk: None,
         protects: departure.protects,
+        detection_s: None,
     })
 }
 
@@ -80,7 +81,11 @@ pub(super) async fn send(order: &MigrationOrder, receive: ReceiveOrder) -> Resul
         opened => opened,
     };
     opened.map_err(|reason| {
-        let unknown = [("network", "a machine on a bridge"), ("protects", "protection")];
+        let unknown = [
+            ("network", "a machine on a bridge"),
+            ("protects", "protection"),
+            ("detection_s", "another time of detection than five seconds"),
+        ];
         match unknown.iter().find(|(field, _)| is_unknown(&reason, field)) {
             Some((_, what)) => format!("its onecopy is too old for {what}: {reason}"),
             None => reason,

@@ -77,9 +77,9 @@ impl Sender {
         Watch::begin(&self.stream, &self.is_cancelled, longest).map_err(words)
     }
 
-    /// What the machine says waits for the other side from now on.
-    pub(super) fn set_protected(&self) -> Result<(), String> {
-        set_protected(&self.stream).map_err(words)
+    /// What the machine says waits for the other side from now on, which may be silent for so many seconds.
+    pub(super) fn set_protected(&self, detection_s: Option<u64>) -> Result<(), String> {
+        set_protected(&self.stream, detection_s).map_err(words)
     }
 
     /// Says something.

@@ -79,6 +79,7 @@ fn follow(
     decoder: &mut Decoder,
     copy: &Copy,
     kept: &Kept,
+    detection_s: Option<u64>,
 ) -> (Ended, Instant) {
     let mut heard = Instant::now();
     if let Err(error) = link.say(&message(&Answered::Waiting {})) {
@@ -90,7 +91,7 @@ fn follow(
                 heard = at;
                 // Those before have no devices: nothing could go on from them.
                 let is_whole = !decoder.devices().is_empty();
-                if is_whole && let Err(error) = set_protected(stream) {
+                if is_whole && let Err(error) = set_protected(stream, detection_s) {
                     break Ended::Lost(words(error));
                 }
                 kept.change_protection(|status| {
@@ -135,8 +136,9 @@ impl Arriving {
         kept.change(|told| told.protection = Some(status));
         let own = stream.try_clone().map_err(|error| failed(home, error))?;
         let told = Arc::clone(&kept);
+        let detection_s = record.detection_s;
         let mut following = tokio::task::spawn_blocking(move || {
-            let ended = follow((&mut link, &own), &mut decoder, &copy, &told);
+            let ended = follow((&mut link, &own), &mut decoder, &copy, &told, detection_s);
             (link, decoder, copy, ended)
         });
         let (joined, word) = tokio::select! {

@@ -89,6 +89,9 @@ pub struct ReceiveOrder {
     /// It stays, and is only to be protected.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub protects: bool,
+    /// As in [`ProtectionOrder`](crate::keeper::ProtectionOrder).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detection_s: Option<u64>,
 }
 
 /// What the source's host says of a migration.

@@ -87,6 +87,7 @@ fn arrival(state: ArrivalState) -> Arrival {
         shared_disk: None,
         protects: false,
         fence: None,
+        detection_s: None,
     }
 }
 

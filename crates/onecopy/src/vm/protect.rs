@@ -7,8 +7,8 @@ use clap::{Args, ValueEnum};
 use indicatif::HumanBytes;
 use onecopy_host::Progress;
 use onecopy_machine::keeper::{
-    Durability as OrderedDurability, PERIOD_MS_DEFAULT, ProtectionOrder, ProtectionRole, ProtectionState,
-    ProtectionStatus, unix_ms,
+    DETECTION_S_DEFAULT, Durability as OrderedDurability, PERIOD_MS_DEFAULT, ProtectionOrder, ProtectionRole,
+    ProtectionState, ProtectionStatus, unix_ms,
 };
 
 use super::MachineOption;
@@ -49,6 +49,9 @@ pub struct Protect {
     /// Bytes a second that are sent at most, as 64M
     #[arg(long, value_name = "SIZE", value_parser = amount::bytes)]
     bandwidth: Option<u64>,
+    /// How long either host may be silent before it is taken for lost, in seconds (2 to 15)
+    #[arg(long, value_name = "SECONDS", default_value_t = DETECTION_S_DEFAULT)]
+    detection: u64,
     /// Send what has changed as data, also where the other host has it elsewhere: for comparison
     #[arg(long, hide = true, requires = "to")]
     send_all: bool,
@@ -121,6 +124,7 @@ impl Protect {
             },
             bytes_per_second: self.bandwidth,
             bridge: self.bridge.clone(),
+            detection_s: (self.detection != DETECTION_S_DEFAULT).then_some(self.detection),
             sends_all: self.send_all,
         })
     }

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use onecopy_testing::TestDirectory;
 use onecopy_testing::mount::{FileSystem, MountedDisk};
@@ -316,7 +317,9 @@ fn t48_a_host_that_is_fenced_has_its_machine_go_on_and_one_that_is_reached_keeps
     }
     let boot = hosts.here.1.guest("web", BOOT);
     let (client, writer) = (Client::connect("192.0.2.10"), Writer::connect("192.0.2.10", 1));
-    protect(&hosts.here, &hosts.there, &[]).ok();
+    let refused = protect(&hosts.here, &hosts.there, &["--detection=1"]).refused(1);
+    assert!(refused.contains("give 2 to 15"), "{refused}");
+    protect(&hosts.here, &hosts.there, &["--detection=2"]).ok();
     writer.goes_on();
     let origin = hosts.here.0.address.clone();
     die(&mut hosts.here);
@@ -327,10 +330,13 @@ fn t48_a_host_that_is_fenced_has_its_machine_go_on_and_one_that_is_reached_keeps
     assert_eq!(std::fs::read_to_string(&log).expect("it was fenced"), format!("web {origin}\n"));
 
     hosts.here.0.start_again(&hosts.here.1);
-    protect(&hosts.there, &hosts.here, &[]).ok();
+    protect(&hosts.there, &hosts.here, &["--detection=12"]).ok();
     writer.goes_on();
     let frozen = Frozen::of([hosts.here.0.process()]);
+    let since = Instant::now();
     until("it runs alone", || hosts.there.1.machine("web")["protection"]["state"] == "unprotected");
+    // Each side says something every second.
+    assert!(since.elapsed() > Duration::from_secs(10), "{:?} after the last sign of life", since.elapsed());
     client.goes_on("it runs alone");
     drop(frozen);
     wait_protected(&hosts.there);

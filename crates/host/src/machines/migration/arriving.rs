@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onecopy_hypervisor::Qemu;
+use onecopy_machine::keeper::check_detection;
 use onecopy_machine::migration::{
     self, Arrival, ArrivalState, Departure, HostOrder, ReceiveOrder, SharedDisk, Verdict,
 };
@@ -36,6 +37,10 @@ impl Machines {
             let (machine, to) = (name.to_string(), "this host".to_owned());
             return Err(MachineError::Migration { machine, to, reason: "its order has no token".to_owned() }.into());
         }
+        check_detection(order.detection_s).map_err(|reason| {
+            let (machine, to) = (name.to_string(), "this host".to_owned());
+            MachineError::Protection { machine, to, reason }
+        })?;
         let home = MachineHome::of(&self.directory.machines(), name);
         if home.is_made() {
             Machine::new(home.clone(), self.user.clone()).settle_copy().await?;
@@ -79,6 +84,7 @@ impl Machines {
             shared_disk: order.shared_disk.as_ref().and_then(|disk| self.shared(name, disk)),
             protects: order.protects,
             fence: self.fence.clone().filter(|_| order.protects),
+            detection_s: order.detection_s,
         };
         let (user, made, password) = (self.user.clone(), home.clone(), order.password.clone());
         let make = Arc::new(move || {
