@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use onecopy_machine::migration::SharedDisk;
+use onecopy_machine::migration::{ReceiveOrder, SharedDisk};
 use onecopy_machine::{BridgedNetwork, MachineConfiguration, NetworkChoice};
 
 use super::*;
@@ -124,4 +124,29 @@ fn a_machine_comes_in_nobodys_place() {
     // One that has gone has left its place.
     fs::write(home.root().join("standing.json"), r#"{"standing":"migrated","generation":0}"#).unwrap();
     check(&format!("bridge=br0,mac={card}")).unwrap();
+}
+
+#[tokio::test]
+async fn a_copy_that_is_to_wait_longer_than_a_fence_allows_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let machines = Machines::of(crate::Directory::new(directory.path()).unwrap()).unwrap();
+    let order = ReceiveOrder {
+        which: Which { name: "web".parse().unwrap(), token: "0".repeat(32) },
+        origin: "h:1".to_owned(),
+        memory_bytes: 256 << 20,
+        processors: 1,
+        disk_bytes: 4 << 30,
+        postgresql: false,
+        password: None,
+        guest_ports: Vec::new(),
+        image: "none".to_owned(),
+        silent_after_s: 60,
+        end_when_silent: false,
+        network: None,
+        shared_disk: None,
+        protects: true,
+        detection_s: Some(60),
+    };
+    let refusal = machines.make_arriving(&order, Path::new("/k")).await.unwrap_err().to_string();
+    assert!(refusal.contains("give 2 to 15"), "{refusal}");
 }
