@@ -42,22 +42,21 @@ impl<R: Read> Incoming<R> {
         }
     }
 
-    /// The bytes of an epoch, of which this frame is the first; `came` is called for each of the others.
-    pub(super) fn data<C: FnMut()>(&mut self, first: Frame, came: C) -> Data<'_, R, C> {
-        Data { epoch: first.epoch, incoming: self, payload: first.payload, at: 0, came }
+    /// The bytes of an epoch, of which this frame is the first.
+    pub(super) fn data(&mut self, first: Frame) -> Data<'_, R> {
+        Data { epoch: first.epoch, incoming: self, payload: first.payload, at: 0 }
     }
 }
 
 /// An epoch being read.
-pub(super) struct Data<'a, R, C> {
+pub(super) struct Data<'a, R> {
     incoming: &'a mut Incoming<R>,
     pub(super) epoch: u64,
     payload: Vec<u8>,
     at: usize,
-    came: C,
 }
 
-impl<R, C> Data<'_, R, C> {
+impl<R> Data<'_, R> {
     /// An epoch ends where a frame does.
     pub(super) fn end(self) -> Result<(), LinkError> {
         match self.at == self.payload.len() {
@@ -67,7 +66,7 @@ impl<R, C> Data<'_, R, C> {
     }
 }
 
-impl<R: Read, C: FnMut()> Read for Data<'_, R, C> {
+impl<R: Read> Read for Data<'_, R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         while self.at == self.payload.len() && !into.is_empty() {
             let frame = self.incoming.next()?;
@@ -76,7 +75,6 @@ impl<R: Read, C: FnMut()> Read for Data<'_, R, C> {
                 return Err(LinkError::malformed(what).into());
             }
             (self.payload, self.at) = (frame.payload, 0);
-            (self.came)();
         }
         let count = into.len().min(self.payload.len() - self.at);
         into[..count].copy_from_slice(&self.payload[self.at..][..count]);

@@ -13,8 +13,8 @@
 //! ```
 //!
 //! Reading and writing are blocking, over anything: between hosts over what `onecopy host` has put TLS around, where
-//! each side has shown who it is. The caller gives its streams time-outs of [`SILENCE_MAX`], for reading and for
-//! writing; a peer that says or takes nothing for so long is gone ([`LinkError::Silent`]).
+//! each side has shown who it is. The caller gives its streams time-outs, for reading and for writing, of more than a
+//! [`HEARTBEAT`]; a peer that says or takes nothing for so long is gone ([`LinkError::Silent`]).
 //!
 //! The bytes: `docs/link-format.md`.
 
@@ -40,9 +40,6 @@ pub use sending::{Sending, Sent};
 
 /// A side that has said nothing for so long says that it lives.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
-
-/// A side that has said nothing for so long is taken for gone: five signs of life have not come.
-pub const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// What two sides have in common over all their connections: a number that nobody else knows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 use super::frame::{DATA_BYTES_MAX, HEAD_BYTES, Kind, head};
 use super::{LinkError, Pace, Session};
 
+/// Signs of life that a side may get that reads nothing: 60 KiB, which any connection takes, in twenty minutes.
+const UNREAD_HEARTBEATS_MAX: u32 = 1200;
+
 /// Who writes frames: whole ones, by several threads at once.
 pub(super) struct Outgoing<W> {
     session: Session,
@@ -18,8 +21,10 @@ pub(super) struct Outgoing<W> {
 
 struct Inner<W> {
     to: W,
-    /// Since when the other side has no sign of life from this one, and waits for it.
+    /// Since when the other side has no sign of life from this one.
     silent_since: Instant,
+    /// How many more it gets of those that say nothing else.
+    heartbeats_left: u32,
     /// A frame was not written to its end: nothing can follow.
     is_broken: bool,
 }
@@ -32,7 +37,7 @@ impl<W> Clone for Outgoing<W> {
 
 impl<W: Write> Outgoing<W> {
     pub(super) fn new(to: W, session: Session, pace: Arc<Pace>) -> Outgoing<W> {
-        let inner = Inner { to, silent_since: Instant::now(), is_broken: false };
+        let inner = Inner { to, silent_since: Instant::now(), heartbeats_left: u32::MAX, is_broken: false };
         Outgoing { session, pace, inner: Arc::new(Mutex::new(inner)) }
     }
 
@@ -44,13 +49,15 @@ impl<W: Write> Outgoing<W> {
         self.inner().frame(&head(kind, self.session, epoch, payload), payload)
     }
 
-    /// The other side is sending, and reads nothing meanwhile: signs of life that nobody reads would fill the
-    /// connection. It finds out by itself when this side takes nothing any more.
-    pub(super) fn put_off_heartbeat(&self) {
-        // Who holds it is writing.
-        if let Ok(mut inner) = self.inner.try_lock() {
-            inner.silent_since = Instant::now();
-        }
+    /// The other side begins to send, and reads nothing meanwhile: no more signs of life go than a connection takes
+    /// that nobody reads. Behind those it finds out by itself when this side takes nothing any more.
+    pub(super) fn limit_heartbeats(&self) {
+        self.inner().heartbeats_left = UNREAD_HEARTBEATS_MAX;
+    }
+
+    /// The other side has sent all, and reads.
+    pub(super) fn unlimit_heartbeats(&self) {
+        self.inner().heartbeats_left = u32::MAX;
     }
 
     /// The bytes of an epoch, at the pace that is allowed.
@@ -139,7 +146,10 @@ impl Beating {
                 let mut inner = outgoing.inner();
                 let silent = inner.silent_since.elapsed();
                 pause = every.saturating_sub(silent);
-                if pause.is_zero() {
+                if pause.is_zero() && inner.heartbeats_left == 0 {
+                    pause = every;
+                } else if pause.is_zero() {
+                    inner.heartbeats_left -= u32::from(inner.heartbeats_left < u32::MAX);
                     // Who writes or reads next finds what is wrong.
                     if inner.frame(&head(Kind::Heartbeat, outgoing.session, 0, &[]), &[]).is_err() {
                         return;

@@ -103,9 +103,11 @@ impl<R: Read, W: Write + Send + 'static> Receiving<R, W> {
                 Kind::Data if self.unacknowledged.is_none() && different.is_none_or(|number| number == epoch) => {}
                 kind => return Err(LinkError::malformed(format!("a frame {kind:?} of epoch {epoch} out of order"))),
             }
-            let mut data = self.incoming.data(frame, || self.outgoing.put_off_heartbeat());
+            self.outgoing.limit_heartbeats();
+            let mut data = self.incoming.data(frame);
             let decoded = decoder.decode(&mut data, to, blocks)?;
             data.end()?;
+            self.outgoing.unlimit_heartbeats();
             match decoded {
                 Decoded::Whole(held) if held.epoch == epoch => {
                     self.unacknowledged = Some(held);
