@@ -334,6 +334,11 @@ impl MachineHome {
         desired_state::is_migrated(self)
     }
 
+    /// Whether it stands, or stood, for a moment, and is to go on.
+    pub fn is_taking(&self) -> bool {
+        desired_state::is_taking(self).unwrap_or(false)
+    }
+
     /// Whether it has come from elsewhere, and may run there still.
     pub fn is_arriving(&self) -> bool {
         desired_state::is_arriving(self)
