@@ -6,6 +6,9 @@
 //!  pause            = what a stop costs without any page
 //!                     + the longer of bytes that are left / bytes a second, and pages that are left / pages a second
 //! ```
+//!
+//! A machine that changes too fast for that can be throttled when its time is over: with each round it runs for a
+//! quarter of the time that it had before.
 
 use std::time::Duration;
 
@@ -15,6 +18,12 @@ pub const FIXED: Duration = Duration::from_millis(120);
 
 /// Rounds after which what does not become less is said not to.
 const ROUNDS_MIN: u32 = 4;
+
+/// How often the share of the time for which it runs is quartered at most.
+const THROTTLE_MAX: u32 = 4;
+
+/// How long a machine that is slowed down stands at once at most.
+const STANDS_MAX: Duration = Duration::from_millis(500);
 
 /// What counts as becoming less, in percent of the round before.
 const LESS_PERCENT: f64 = 90.0;
@@ -48,6 +57,15 @@ impl Wanted {
              --downtime-ms {least}, or --on-timeout go"
         ))
     }
+
+    /// How long it may take until the last round begins, where there is a bound.
+    pub fn rounds_timeout(&self) -> Option<Duration> {
+        match self.on_timeout {
+            OnTimeout::Cancel => Some(self.timeout),
+            OnTimeout::Throttle => Some(self.timeout.saturating_mul(2)),
+            OnTimeout::Go => None,
+        }
+    }
 }
 
 /// What to do when the wanted pause cannot be had in time.
@@ -55,6 +73,8 @@ impl Wanted {
 pub enum OnTimeout {
     /// It stays where it is.
     Cancel,
+    /// It is slowed down, more with each round, for as long again; where that does not do it stays.
+    Throttle,
     /// It goes, with a longer pause.
     Go,
 }
@@ -70,6 +90,19 @@ pub struct Round {
     pub took: Duration,
     /// Of that, how long sending took.
     pub sending: Duration,
+}
+
+/// How much a machine is slowed down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Throttle(u32);
+
+impl Throttle {
+    /// How long it runs, and how long it stands then, again and again: for less than the pause that was asked for, the
+    /// longer the more it is slowed down, as what stops it takes its time, too.
+    pub fn turns(self, downtime: Duration) -> (Duration, Duration) {
+        let stands = (downtime * 3 / 4).min(STANDS_MAX) * self.0 / THROTTLE_MAX;
+        (stands / (4_u32.pow(self.0) - 1), stands)
+    }
 }
 
 /// What is to be done after a round.
@@ -92,6 +125,8 @@ pub struct Policy {
     before: Option<Round>,
     expected: Option<Expected>,
     grows: bool,
+    /// How often its share of the time was quartered.
+    throttled: u32,
 }
 
 /// What would be left at a stop now.
@@ -110,12 +145,17 @@ pub struct Expected {
 impl Policy {
     /// Before the first round.
     pub fn new(wanted: Wanted) -> Policy {
-        Policy { wanted, fixed: FIXED, rounds: 0, before: None, expected: None, grows: false }
+        Policy { wanted, fixed: FIXED, rounds: 0, before: None, expected: None, grows: false, throttled: 0 }
     }
 
     /// What is expected after the last round.
     pub fn expected(&self) -> Option<Expected> {
         self.expected
+    }
+
+    /// How much it is to be slowed down in the next round.
+    pub fn throttle(&self) -> Option<Throttle> {
+        (self.throttled > 0).then_some(Throttle(self.throttled))
     }
 
     /// After a round; `elapsed` since the beginning.
@@ -134,7 +174,11 @@ impl Policy {
         }
         match self.wanted.on_timeout {
             OnTimeout::Go => Next::Switch,
-            OnTimeout::Cancel => Next::GiveUp(self.why()),
+            OnTimeout::Throttle if self.wanted.rounds_timeout().is_some_and(|timeout| elapsed < timeout) => {
+                self.throttled = (self.throttled + 1).min(THROTTLE_MAX);
+                Next::Round
+            }
+            OnTimeout::Throttle | OnTimeout::Cancel => Next::GiveUp(self.why()),
         }
     }
 
@@ -157,7 +201,8 @@ impl Policy {
 
     /// Why the wanted pause cannot be had, by what is known so far.
     pub fn why(&self) -> String {
-        let (wanted, timeout) = (self.wanted.downtime.as_millis(), self.wanted.timeout.as_secs());
+        let wanted = self.wanted.downtime.as_millis();
+        let timeout = self.wanted.rounds_timeout().unwrap_or(self.wanted.timeout).as_secs();
         let Some(Expected { pages_per_second, bytes_per_second, pause, .. }) = self.expected else {
             return format!("its memory was not sent once within {timeout} s; give a longer --timeout-s");
         };
@@ -166,9 +211,14 @@ impl Policy {
             true => "and that does not become less",
             false => "after",
         };
+        let slowed = if self.throttled > 0 { ", though it was slowed down" } else { "" };
+        let ways = match self.wanted.on_timeout {
+            OnTimeout::Throttle => "go",
+            OnTimeout::Cancel | OnTimeout::Go => "throttle or go",
+        };
         format!(
             "a pause of {wanted} ms cannot be kept: it changes {:.1} MB of memory a second and {:.1} MB/s go over, so \
-             it would stand {} ms, {tendency} {timeout} s; give --downtime-ms {}, or --on-timeout go",
+             it would stand {} ms, {tendency} {timeout} s{slowed}; give --downtime-ms {}, or --on-timeout {ways}",
             megabytes(pages_per_second * crate::PAGE_BYTES as f64),
             megabytes(bytes_per_second),
             pause.as_millis(),
@@ -221,6 +271,42 @@ mod tests {
         assert!(why.contains("a pause of 119 ms cannot be kept") && why.contains("--downtime-ms 120"), "{why}");
         Wanted { on_timeout: OnTimeout::Go, ..short }.check().unwrap();
         Wanted { downtime: FIXED, ..short }.check().unwrap();
+    }
+
+    /// Spec: D6
+    #[test]
+    fn what_changes_too_fast_is_slowed_down_until_the_pause_can_be_kept_or_given_up() {
+        let slowed = |rounds: &[(u64, u64)]| {
+            let mut policy = Policy::new(wanted(OnTimeout::Throttle));
+            assert_eq!(policy.after(round(50_000, 2000), Duration::from_secs(1)), Next::Round);
+            assert_eq!(policy.throttle(), None, "its time is not over");
+            let mut throttles = Vec::new();
+            for (seconds, (pages, milliseconds)) in (10..).step_by(2).zip(rounds) {
+                let next = policy.after(round(*pages, *milliseconds), Duration::from_secs(seconds));
+                if next != Next::Round {
+                    return (throttles, next);
+                }
+                throttles.extend(policy.throttle().map(|throttle| throttle.0));
+            }
+            panic!("it is decided at some time")
+        };
+        let (throttles, next) = slowed(&[(50_000, 2000), (25_000, 1000), (6000, 240)]);
+        assert_eq!((throttles, next), (vec![1, 2], Next::Switch));
+        let (throttles, next) = slowed(&[(50_000, 2000); 9]);
+        assert_eq!(throttles, [1, 2, 3, 4, 4], "until 20 s have passed");
+        let Next::GiveUp(why) = next else { panic!("{next:?}") };
+        assert!(why.contains("20 s, though it was slowed down; give --downtime-ms"), "{why}");
+        assert!(why.ends_with("or --on-timeout go"), "{why}");
+    }
+
+    #[test]
+    fn what_is_slowed_down_runs_for_its_share_of_the_time() {
+        let turns = |quartered| {
+            let (runs, stands) = Throttle(quartered).turns(Duration::from_millis(300));
+            (runs.as_millis(), stands.as_millis())
+        };
+        assert_eq!([1, 2, 4].map(turns), [(18, 56), (7, 112), (0, 225)]);
+        assert_eq!(Throttle(4).turns(Duration::from_secs(9)).1, STANDS_MAX);
     }
 
     /// Spec: D6

@@ -1,8 +1,12 @@
-//! A machine that changes faster than its checkpoints travel: it stands until the one that is under way is there, or
-//! for a while. The next one would be longer else, and the one after it longer again.
+//! A machine that changes faster than its checkpoints travel. One that is protected stands until the checkpoint that is
+//! under way is there, or for a while: the next one would be longer else, and the one after it longer again. One that
+//! migrates is slowed down, where that is wished: it stands for a while, again and again.
 
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use onecopy_hypervisor::{Machine, State};
@@ -10,15 +14,17 @@ use tokio::runtime::Handle;
 
 use super::conclude;
 use super::service::Kept;
-use crate::MachineError;
 use crate::desired_state::DesiredState;
 use crate::error::hypervisor_failed;
 
 /// How long it stands for one checkpoint at most.
 const STAND_MAX: Duration = Duration::from_secs(10);
 
-/// From then on its guest's clock is set when it goes on.
+/// When it has stood for so long its guest's clock is set.
 const CLOCK_AFTER: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether a machine that somebody wants to stand runs again.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Sends a checkpoint; when that takes longer than `longest` the machine stands until it is done. With for how long.
 pub(super) fn while_sent<T>(
@@ -29,7 +35,13 @@ pub(super) fn while_sent<T>(
     let (sending, is_sent) = channel::<()>();
     std::thread::scope(|scope| {
         let braking = scope.spawn(move || match is_sent.recv_timeout(longest) {
-            Err(RecvTimeoutError::Timeout) => handle.block_on(stand(kept, machine, &is_sent)),
+            Err(RecvTimeoutError::Timeout) => {
+                let turn = handle.block_on(stand(kept, machine, &is_sent, STAND_MAX)).unwrap_or_default();
+                if turn.stood > CLOCK_AFTER {
+                    set_clock(kept, handle);
+                }
+                turn.stood
+            }
             _ => Duration::ZERO,
         });
         let sent = send();
@@ -38,38 +50,112 @@ pub(super) fn while_sent<T>(
     })
 }
 
-/// As for a take: nobody else's turn is it meanwhile, and who takes the machine over lets it go.
-async fn stand(kept: &Arc<Kept>, machine: &Machine, is_sent: &Receiver<()>) -> Duration {
+/// A machine that is slowed down until this is dropped.
+pub(super) struct Slowed {
+    turns: Arc<Mutex<Turns>>,
+    stood_us: Arc<AtomicU64>,
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// It runs for so long, and stands for so long then, again and again.
+#[derive(Clone, Copy)]
+pub(super) struct Turns {
+    pub(super) runs: Duration,
+    pub(super) stands: Duration,
+}
+
+impl Slowed {
+    pub(super) fn begin(kept: &Arc<Kept>, machine: &Machine, handle: &Handle, turns: Turns) -> io::Result<Slowed> {
+        let (turns, stood_us) = (Arc::new(Mutex::new(turns)), Arc::new(AtomicU64::new(0)));
+        let (end, is_over) = channel();
+        let (kept, machine, handle) = (Arc::clone(kept), machine.clone(), handle.clone());
+        let (wanted, told) = (Arc::clone(&turns), Arc::clone(&stood_us));
+        let slow_down = move || {
+            let mut late = Duration::ZERO;
+            let mut setting: Option<tokio::task::JoinHandle<()>> = None;
+            let mut runs = wanted.lock().unwrap_or_else(PoisonError::into_inner).runs;
+            while is_over.recv_timeout(runs) == Err(RecvTimeoutError::Timeout) {
+                let turns = *wanted.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some(turn) = handle.block_on(stand(&kept, &machine, &is_over, turns.stands)) else { return };
+                told.fetch_add(u64::try_from(turn.stood.as_micros()).unwrap_or(u64::MAX), Ordering::AcqRel);
+                late += turn.stood;
+                // One after the other: none is overtaken by an older one.
+                if late > CLOCK_AFTER && setting.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
+                    (late, setting) = (Duration::ZERO, set_clock(&kept, &handle));
+                }
+                runs = match turn.stood {
+                    Duration::ZERO => LOOK_INTERVAL,
+                    _ => turns.runs.saturating_sub(turn.noting),
+                };
+            }
+        };
+        let thread = std::thread::Builder::new().name("brake".to_owned()).spawn(slow_down)?;
+        Ok(Slowed { turns, stood_us, end: Some(end), thread: Some(thread) })
+    }
+
+    pub(super) fn set(&self, turns: Turns) {
+        *self.turns.lock().unwrap_or_else(PoisonError::into_inner) = turns;
+    }
+
+    /// For how long it has stood in all.
+    pub(super) fn stood(&self) -> Duration {
+        Duration::from_micros(self.stood_us.load(Ordering::Acquire))
+    }
+}
+
+impl Drop for Slowed {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to say of how it ended.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// For how long a machine has stood.
+#[derive(Clone, Copy, Default)]
+struct Stood {
+    stood: Duration,
+    /// How long it ran before that while it was written down.
+    noting: Duration,
+}
+
+/// As for a take: nobody else's turn is it meanwhile, and who takes the machine over lets it go. For no longer than
+/// `longest`, and no longer than nothing is said. None: it cannot stand, which is said.
+async fn stand(kept: &Arc<Kept>, machine: &Machine, said: &Receiver<()>, longest: Duration) -> Option<Stood> {
     let _alone = kept.no_take().await;
     // An error, as nothing is said.
-    let is_over = |within| is_sent.recv_timeout(within) != Err(RecvTimeoutError::Timeout);
+    let is_over = |within| said.recv_timeout(within) != Err(RecvTimeoutError::Timeout);
     if machine.state() != State::Running || is_over(Duration::ZERO) {
-        return Duration::ZERO;
+        return Some(Stood::default());
     }
     let begun = Instant::now();
-    match stop(kept, machine).await {
+    let noted = kept.note(DesiredState::Taking);
+    let noting = begun.elapsed();
+    let stopped = match noted {
+        // Until that is its state: who comes next sees it.
+        Ok(()) => machine.pause().await.map_err(|error| hypervisor_failed(kept.home().name(), error)),
+        Err(error) => Err(error),
+    };
+    match &stopped {
         Ok(()) => {
             // A thread of its own.
-            is_over(STAND_MAX);
+            is_over((noting + longest).saturating_sub(begun.elapsed()));
         }
         Err(error) => tracing::warn!(%error, "the machine changes faster than it is copied, and goes on"),
     }
     conclude::let_go(kept, machine).await;
-    let stood = begun.elapsed();
-    if stood > CLOCK_AFTER
-        && let Some(agent) = kept.agent()
-    {
-        tokio::spawn(async move {
-            if let Err(error) = agent.set_clock().await {
-                tracing::warn!(%error, "the guest's clock is late by as long as it stood");
-            }
-        });
-    }
-    stood
+    stopped.ok().map(|()| Stood { stood: begun.elapsed() - noting, noting })
 }
 
-async fn stop(kept: &Kept, machine: &Machine) -> Result<(), MachineError> {
-    kept.note(DesiredState::Taking)?;
-    // Until that is its state: who comes next sees it.
-    machine.pause().await.map_err(|error| hypervisor_failed(kept.home().name(), error))
+/// After it has stood.
+pub(super) fn set_clock(kept: &Kept, handle: &Handle) -> Option<tokio::task::JoinHandle<()>> {
+    let agent = kept.agent()?;
+    Some(handle.spawn(async move {
+        if let Err(error) = agent.set_clock().await {
+            tracing::warn!(%error, "the guest's clock is late by as long as it stood");
+        }
+    }))
 }

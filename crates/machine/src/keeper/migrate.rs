@@ -25,6 +25,7 @@ use onecopy_hypervisor::Machine;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
+use super::brake::{Slowed, Turns, set_clock};
 use super::link::{Answered, Said, carried};
 use super::parts::{Disk, Memory, Processors, Record, recover};
 use super::rounds::Sender;
@@ -135,6 +136,8 @@ pub(super) async fn migrate(
             if desired_state::is_migrated(home) {
                 tokio::spawn(conclude::conclude(Arc::clone(kept), machine.clone()));
             } else {
+                // It has stood, or was slowed down.
+                set_clock(kept, &Handle::current());
                 forget_snapshots(home, &departure);
             }
             Err(failed(reason))
@@ -146,7 +149,11 @@ fn wanted(order: &MigrationOrder) -> Wanted {
     Wanted {
         downtime: Duration::from_millis(order.downtime_ms),
         timeout: Duration::from_secs(order.timeout_s),
-        on_timeout: if order.goes_on_timeout { OnTimeout::Go } else { OnTimeout::Cancel },
+        on_timeout: match (order.goes_on_timeout, order.throttles) {
+            (true, _) => OnTimeout::Go,
+            (false, true) => OnTimeout::Throttle,
+            (false, false) => OnTimeout::Cancel,
+        },
     }
 }
 
@@ -280,9 +287,9 @@ impl Work {
         let (rate, is_cancelled) = (self.order.bytes_per_second, Arc::clone(&self.is_cancelled));
         let mut sender = Sender::begin(stream, shape, page_map, rate, is_cancelled)?;
         let (mut total, last) = {
-            let timeout = Duration::from_secs(self.order.timeout_s);
-            let watch = sender.watch((!self.order.goes_on_timeout).then_some(timeout))?;
-            let mut policy = Policy::new(wanted(&self.order));
+            let wanted = wanted(&self.order);
+            let watch = sender.watch(wanted.rounds_timeout())?;
+            let mut policy = Policy::new(wanted);
             let rounds = self.rounds(&mut sender, &mut policy, &image, &departure, begun);
             // Who cancels it ends the connection, as does its time.
             self.check_wanted()?;
@@ -332,12 +339,14 @@ impl Work {
         if !reads_disk {
             sender.forget_disk();
         }
-        self.tell(MigrationEvent::Accepted { shares_disk: reads_disk });
+        self.tell(MigrationEvent::Accepted { shares_disk: reads_disk, throttles: self.order.throttles });
         let (mut total, mut last) = (Total::default(), None);
+        let mut slowed: Option<Slowed> = None;
         loop {
             self.check_wanted()?;
             let ended = self.cut()?;
             let cut = Instant::now();
+            let stood = slowed.as_ref().map(Slowed::stood);
             let counts = self.send(sender, ended.epoch, last, None, &[])?;
             let sending = cut.elapsed();
             self.ask::<()>(Request::Release)?;
@@ -365,13 +374,35 @@ impl Work {
                 pages_per_second: expected.map(|expected| expected.pages_per_second as u64),
                 expected_pause_ms: expected
                     .map(|expected| u64::try_from(expected.pause.as_millis()).unwrap_or(u64::MAX)),
+                throttle_percent: stood.zip(slowed.as_ref()).map(|(before, slowed)| {
+                    let stood = slowed.stood().saturating_sub(before);
+                    (stood.as_secs_f64() / round.took.as_secs_f64() * 100.0) as u64
+                }),
             });
             match next {
-                Next::Round => {}
-                Next::Switch => return Ok((total, ended.epoch)),
+                Next::Round => self.slow_down(&mut slowed, policy)?,
+                Next::Switch => {
+                    if slowed.is_some() {
+                        // From here on it runs as fast as it can, until it stands.
+                        synchronize(&self.kept.home().memory()).map_err(words)?;
+                    }
+                    return Ok((total, ended.epoch));
+                }
                 Next::GiveUp(why) => return Err(format!("{why}; it goes on here")),
             }
         }
+    }
+
+    /// Slows the machine down as much as it must be for the next round.
+    fn slow_down(&self, slowed: &mut Option<Slowed>, policy: &Policy) -> Result<(), String> {
+        let Some(throttle) = policy.throttle() else { return Ok(()) };
+        let (runs, stands) = throttle.turns(Duration::from_millis(self.order.downtime_ms));
+        let turns = Turns { runs, stands };
+        match slowed {
+            Some(slowed) => slowed.set(turns),
+            None => *slowed = Some(Slowed::begin(&self.kept, &self.machine, &self.handle, turns).map_err(words)?),
+        }
+        Ok(())
     }
 
     /// The last round: it stands from here on, and goes on there. `give` sends what is left, and writes down that it

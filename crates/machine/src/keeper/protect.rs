@@ -82,6 +82,7 @@ fn as_migration(order: &ProtectionOrder) -> MigrationOrder {
         bytes_per_second: order.bytes_per_second,
         timeout_s: 0,
         goes_on_timeout: true,
+        throttles: false,
         is_only_tried: false,
         bridge: order.bridge.clone(),
     }

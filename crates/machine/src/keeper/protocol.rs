@@ -138,6 +138,9 @@ pub struct MigrationOrder {
     pub timeout_s: u64,
     /// It goes then with a longer pause; else it stays.
     pub goes_on_timeout: bool,
+    /// It is slowed down then, as far as it must, for as long again; and stays if that does not do.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub throttles: bool,
     /// Only what it would cost is asked for.
     pub is_only_tried: bool,
     /// The other host's bridge for its card; none: the one of the same name.
@@ -154,6 +157,9 @@ pub enum MigrationEvent {
         /// It reads the machine's disk on storage that both hosts have; a keeper of an earlier build does not say.
         #[serde(default)]
         shares_disk: bool,
+        /// It slows the machine down, where that was asked for; a keeper of an earlier build does not.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        throttles: bool,
     },
     /// A round was sent.
     Round {
@@ -176,6 +182,9 @@ pub enum MigrationEvent {
         pages_per_second: Option<u64>,
         /// How long it would stand if the next round were the last, milliseconds.
         expected_pause_ms: Option<u64>,
+        /// For how much of the time it stood meanwhile, in percent, because it changes too fast.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        throttle_percent: Option<u64>,
     },
     /// A QEMU waits there for the last round.
     Waiting,

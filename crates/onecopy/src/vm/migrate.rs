@@ -45,7 +45,7 @@ pub struct Migrate {
     /// Bytes a second that are sent at most, as 64M
     #[arg(long, value_name = "SIZE", value_parser = amount::bytes)]
     bandwidth: Option<u64>,
-    /// How many seconds may pass until it stands
+    /// How many seconds may pass until it stands; twice as many where it is slowed down then
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     timeout_s: u64,
     /// What to do when it could not stand for so short a time by then
@@ -80,6 +80,8 @@ pub struct Migrate {
 enum OnTimeout {
     /// It stays here
     Cancel,
+    /// It is slowed down, more and more, for as long again, and stays here if that does not do
+    Throttle,
     /// It goes, and stands longer
     Go,
 }
@@ -160,19 +162,26 @@ impl Migrate {
             bytes_per_second: self.bandwidth,
             timeout_s: self.timeout_s,
             goes_on_timeout: self.on_timeout == OnTimeout::Go,
+            throttles: self.on_timeout == OnTimeout::Throttle,
             is_only_tried: self.dry_run,
             bridge: self.bridge.clone(),
         })
     }
 
     fn tell(&self, display: &Display, event: &MigrationEvent) {
+        if self.on_timeout == OnTimeout::Throttle && matches!(event, MigrationEvent::Accepted { throttles: false, .. })
+        {
+            tracing::warn!("its keeper is of an earlier build, and does not slow it down; what started it anew would");
+        }
         if self.json {
             output::say(serde_json::to_value(event).unwrap_or_default());
             return;
         }
         display.step(match event {
-            MigrationEvent::Accepted { shares_disk: false } => "the other host takes it; its memory is sent".to_owned(),
-            MigrationEvent::Accepted { shares_disk: true } => {
+            MigrationEvent::Accepted { shares_disk: false, .. } => {
+                "the other host takes it; its memory is sent".to_owned()
+            }
+            MigrationEvent::Accepted { shares_disk: true, .. } => {
                 "the other host takes it, and reads its disk; the rest of its memory is sent".to_owned()
             }
             MigrationEvent::Waiting => "QEMU waits there".to_owned(),
@@ -186,16 +195,18 @@ impl Migrate {
                 took_ms,
                 pages_per_second,
                 expected_pause_ms,
+                throttle_percent,
             } => {
                 let expected = match (pages_per_second, expected_pause_ms) {
                     (Some(pages), Some(pause)) => format!("; {pages} pages/s change, it would stand {pause} ms"),
                     _ => String::new(),
                 };
-                let bytes = HumanBytes(*bytes);
+                let throttled = throttle_percent.map(|percent| format!("; it stood for {percent} % of the time"));
+                let (bytes, throttled) = (HumanBytes(*bytes), throttled.unwrap_or_default());
                 let left_out = zero_pages + known_pages;
                 format!(
                     "round {round}: {data_pages} pages, {disk_pages} on the disk, {left_out} known; {bytes} in \
-                     {took_ms} ms{expected}"
+                     {took_ms} ms{expected}{throttled}"
                 )
             }
             MigrationEvent::Stopped => "it stands".to_owned(),

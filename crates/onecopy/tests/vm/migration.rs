@@ -4,10 +4,12 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use onecopy_machine::migration::MigrationResult;
 use onecopy_testing::TestDirectory;
-use onecopy_testing::process::kill;
+use onecopy_testing::process::{kill, send};
+use rustix::process::Signal;
 
 use crate::checkpoints::is_left_out;
 use crate::directory::page_of;
@@ -159,6 +161,10 @@ pub fn wait_whole(machines: &MachineDirectory) {
 /// A writer in the guest whose numbers follow one another, in memory and on the disk.
 const WRITER: &str = "for p in /dev/shm /root; do setsid sh -c 'i=0; while :; do i=$((i+1)); echo $i; done' \
                       > $p/numbers 2>/dev/null < /dev/null & done; cat /proc/sys/kernel/random/boot_id";
+/// A program in the guest that changes 64 MiB of memory again and again: noise, of which no page is as it was.
+pub const STORM: &str = "setsid perl -e 'open $r, \"<\", \"/dev/urandom\"; read $r, $noise, 1 << 20; \
+                         open $f, \"+>\", \"/dev/shm/storm\"; while (1) { sysseek $f, (++$n % 64) << 20, 0; \
+                         syswrite $f, $noise ^ (pack(\"Q\", $n) x (1 << 17)) }' </dev/null >/dev/null 2>&1 &";
 pub const CHECK: &str = "cp /dev/shm/numbers /dev/shm/seen; cp /root/numbers /root/seen; sync; \
                          for p in /dev/shm /root; do head -n -1 $p/seen | awk '$1 != NR { print NR, $1; exit 1 }' \
                          || exit 1; done; echo whole";
@@ -236,6 +242,63 @@ fn t31_a_machine_goes_to_another_host_and_back_while_it_writes() {
     assert_eq!(here.1.guest("web", "cat /proc/sys/kernel/random/boot_id"), boot, "it was not booted");
     assert_eq!(here.1.guest("web", CHECK), "whole");
     here.1.directory.run(&["vm", "stop", "web", "--force"]).ok();
+}
+
+/// A machine that changes faster than the link carries stays, and says why; slowed down it goes. Where it stays after
+/// that its clock is right, and where whoever slows it down is killed while it stands, the next one lets it go.
+///
+/// Spec: D6, nightly
+#[test]
+fn t51_a_machine_that_changes_faster_than_it_travels_goes_where_it_may_be_slowed_down() {
+    if is_left_out("t51_a_machine_that_changes_faster_than_it_travels_goes_where_it_may_be_slowed_down") {
+        return;
+    }
+    let hosts = Hosts::with_shared_storage();
+    let (here, there) = (&hosts.here, &hosts.there);
+    here.1.directory.run(&["vm", "create", "web", "--memory=256MB", "--disk=4GB", "--checkpoints", "--start"]).ok();
+    let boot = here.1.guest("web", WRITER);
+    here.1.guest("web", &STORM.replace("while (1) {", "while (1) { select undef, undef, undef, 0.03;"));
+    let way = ["--bandwidth=8M", "--downtime-ms=1000"];
+    let refused = migrate(here, &there.0, &[&way[..], &["--timeout-s=40"]].concat()).refused(1);
+    assert!(refused.contains("a pause of 1000 ms cannot be kept") && refused.contains("throttle"), "{refused}");
+    until("nothing of it is left there", || !there.1.home("web").exists());
+
+    let slowed = [&order(here, &there.0)[..], &way, &["--timeout-s=30", "--on-timeout=throttle"]].concat();
+    let mut migrating = here.1.directory.spawn(&slowed);
+    assert!(migrating.read_until("\"throttle_percent\":"));
+    here.1.directory.run(&["vm", "migrate", "web", "--cancel"]).ok();
+    assert!(!migrating.read_until("\"migrated\""));
+    until("its clock is right", || {
+        let clock: u64 = here.1.guest("web", "date +%s").parse().expect("a number");
+        SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs().abs_diff(clock) <= 1
+    });
+
+    let mut migrating = here.1.directory.spawn(&slowed);
+    assert!(migrating.read_until("\"throttle_percent\":"));
+    let standing = here.1.home("web").join("standing.json");
+    let keeper = here.1.process("web", "keeper.lock").expect("it runs");
+    loop {
+        // Its state does not change while it does not run.
+        send(keeper, Signal::STOP);
+        if std::fs::read_to_string(&standing).expect("a text").contains("taking") {
+            break;
+        }
+        send(keeper, Signal::CONT);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    kill(keeper);
+    assert!(!migrating.read_until("\"migrated\""));
+    until("nothing of it is left there", || !there.1.home("web").exists());
+    assert_eq!(here.1.guest("web", CHECK), "whole");
+
+    let told = here.1.directory.run(&slowed).ok();
+    eprintln!("{told}");
+    // Asked for is one second; more is left to a machine that is busy.
+    let result = result(&told);
+    assert!(result.pause_us < 5_000_000, "{result:?}");
+    assert_eq!(there.1.guest("web", "cat /proc/sys/kernel/random/boot_id"), boot, "it was not booted");
+    assert_eq!(there.1.guest("web", CHECK), "whole");
+    there.1.directory.run(&["vm", "stop", "web", "--force"]).ok();
 }
 
 /// A machine on a bridge keeps its card, its addresses and its connections, and is plugged in at the other host's

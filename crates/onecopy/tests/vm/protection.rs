@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use crate::checkpoints::is_left_out;
 use crate::directory::Ran;
 use crate::machines::{MachineDirectory, until};
-use crate::migration::{CHECK, Host, Hosts};
+use crate::migration::{CHECK, Host, Hosts, STORM};
 use crate::network::{Client, ECHO, interfaces, make_network};
 
 type Side = (Host, MachineDirectory);
@@ -368,11 +368,8 @@ fn t50_a_machine_that_changes_faster_than_its_copies_travel_stands_for_them() {
     let boot = here.1.guest("web", BOOT);
     let (client, writer) = (Client::connect("192.0.2.10"), Writer::connect("192.0.2.10", 1));
     protect(here, there, &["--bandwidth=16M"]).ok();
-    // Noise, of which no page is as it was: some hundred megabytes a second.
-    let storm = "setsid perl -e 'open $r, \"<\", \"/dev/urandom\"; read $r, $noise, 1 << 20; \
-                 open $f, \"+>\", \"/dev/shm/storm\"; while (1) { sysseek $f, (++$n % 64) << 20, 0; \
-                 syswrite $f, $noise ^ (pack(\"Q\", $n) x (1 << 17)) }' </dev/null >/dev/null 2>&1 &";
-    here.1.guest("web", storm);
+    // Some hundred megabytes a second.
+    here.1.guest("web", STORM);
     let told = || here.1.machine("web")["protection"].clone();
     until("it has stood for its copies", || {
         let told = told();
