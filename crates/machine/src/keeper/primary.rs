@@ -29,7 +29,7 @@ use crate::migration::{Departure, DepartureState};
 use crate::network_holder::{NetworkClient, Request as NetworkRequest, ServedNetwork};
 
 /// How long a checkpoint may take until the backup has it: what the machine sends may wait for it. Less than
-/// [`FENCE_WITHIN`](super::link::FENCE_WITHIN), which counts from the last one.
+/// [`FENCE_WITHIN`](super::link::FENCE_WITHIN), which counts from the last one, and has the time of detection in it.
 const EPOCH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A machine stands from then on until a checkpoint is there: where what it sends waits for that anyway, and where only
