@@ -34,7 +34,7 @@ use super::memory_file::MemoryFile;
 use super::migrate::words;
 use super::restore::{self, Restored};
 use super::server::{Launch, Server};
-use super::service::Kept;
+use super::service::Keeper;
 use super::shared_disk::SharedSnapshot;
 use super::stand_by::{self, fence};
 use super::{checkpoint, guest, memory, network};
@@ -62,7 +62,7 @@ pub(super) struct Arriving {
     /// What references to the disk are read from.
     pub(super) shared: Option<SharedSnapshot>,
     pub(super) record: Arrival,
-    pub(super) kept: Arc<Kept>,
+    pub(super) keeper: Arc<Keeper>,
     /// Whether the source's snapshot is there.
     pub(super) has_snapshot: watch::Sender<bool>,
     /// Of a machine that is only protected here: what is written into.
@@ -85,7 +85,7 @@ pub(super) fn failed(home: &MachineHome, reason: impl ToString) -> MachineError 
 pub(super) async fn begin(
     home: &MachineHome,
     user: &ServiceUser,
-    kept: &Arc<Kept>,
+    keeper: &Arc<Keeper>,
     record: Arrival,
 ) -> Result<(Server, Arriving), MachineError> {
     let broken_off = "its coming was broken off, and it goes on where it was; remove what is left of it with: onecopy \
@@ -93,7 +93,7 @@ pub(super) async fn begin(
     if record.state == ArrivalState::Discarded {
         return Err(failed(home, broken_off));
     }
-    let carried = tokio::time::timeout(COME_TIMEOUT, kept.incoming()).await.ok().flatten();
+    let carried = tokio::time::timeout(COME_TIMEOUT, keeper.incoming()).await.ok().flatten();
     let Some(carried) = carried else {
         discard(home, &record);
         return Err(failed(home, broken_off));
@@ -110,7 +110,7 @@ pub(super) async fn begin(
         failed(home, reason)
     })?;
     let failures = link.failure_sender();
-    let begun = receive(home, user, kept, &record, (link, stream)).await;
+    let begun = receive(home, user, keeper, &record, (link, stream)).await;
     if let Err(error) = &begun {
         discard(home, &record);
         refuse(failures, error).await;
@@ -134,7 +134,7 @@ pub(super) async fn refuse(failures: FailureSender<UnixStream>, error: &MachineE
 async fn receive(
     home: &MachineHome,
     user: &ServiceUser,
-    kept: &Arc<Kept>,
+    keeper: &Arc<Keeper>,
     record: &Arrival,
     (link, stream): (DestinationLink, UnixStream),
 ) -> Result<(Server, Arriving), MachineError> {
@@ -171,8 +171,8 @@ async fn receive(
     } else {
         serve_source(home, user, &record, has_snapshot.subscribe())?;
     }
-    let kept = Arc::clone(kept);
-    Ok((server, Arriving { link, stream, decoder, prefix, shared, record, kept, has_snapshot, copy, restored }))
+    let keeper = Arc::clone(keeper);
+    Ok((server, Arriving { link, stream, decoder, prefix, shared, record, keeper, has_snapshot, copy, restored }))
 }
 
 /// What has come when all of the memory was sent once.
@@ -281,7 +281,7 @@ impl Arriving {
         last_heard: Instant,
     ) -> Result<(), MachineError> {
         let record = self.record.clone();
-        let (prefix, kept) = (self.prefix.clone(), Arc::clone(&self.kept));
+        let (prefix, keeper) = (self.prefix.clone(), Arc::clone(&self.keeper));
         // Before the source has heard that it stands here it goes on there, whatever happens.
         let (failures, stream) = (self.link.failure_sender(), self.stream.try_clone());
         let stream = stream.map_err(|error| failed(home, error));
@@ -307,7 +307,7 @@ impl Arriving {
         // From here on it may have been given away: it stands until that is known.
         let (heard, word) = tokio::select! {
             heard = &mut heard => (heard, None),
-            goes = kept.decided(&record.token) => {
+            goes = keeper.decided(&record.token) => {
                 // The source says it over another connection: this one is of no use.
                 let _ = stream.shutdown(std::net::Shutdown::Both);
                 (heard.await, Some(goes))
@@ -327,7 +327,7 @@ impl Arriving {
             (Some(true), _) | (None, Ok(Said::Go {})) => go_on(home, user, machine, &record).await?,
             (None, other) => {
                 tracing::warn!(?other, "the source is lost, and whether the machine runs there is not known");
-                decide(home, user, machine, &kept, &record, Some(last_heard)).await?;
+                decide(home, user, machine, &keeper, &record, Some(last_heard)).await?;
             }
         }
         // It runs, whatever can be read.
@@ -471,7 +471,7 @@ pub(super) async fn decide(
     home: &MachineHome,
     user: &ServiceUser,
     machine: &Machine,
-    kept: &Arc<Kept>,
+    keeper: &Arc<Keeper>,
     record: &Arrival,
     heard: Option<Instant>,
 ) -> Result<(), MachineError> {
@@ -479,7 +479,7 @@ pub(super) async fn decide(
         // That was promised: nobody's word changes it.
         return go_on(home, user, machine, record).await;
     }
-    match verdict(home, machine, kept, record, heard).await? {
+    match verdict(home, machine, keeper, record, heard).await? {
         Verdict::Given => go_on(home, user, machine, record).await,
         Verdict::Kept | Verdict::Undecided | Verdict::Unknown => Err(keep_there(home, record)),
     }
@@ -490,13 +490,13 @@ pub(super) async fn decide(
 pub(super) async fn verdict(
     home: &MachineHome,
     machine: &Machine,
-    kept: &Arc<Kept>,
+    keeper: &Arc<Keeper>,
     record: &Arrival,
     heard: Option<Instant>,
 ) -> Result<Verdict, MachineError> {
     Ok(tokio::select! {
         ending = machine.wait_ended() => Err(failed(home, format!("it has ended before it was let go: {ending}")))?,
-        goes = kept.decided(&record.token) => if goes { Verdict::Given } else { Verdict::Kept },
+        goes = keeper.decided(&record.token) => if goes { Verdict::Given } else { Verdict::Kept },
         verdict = ask_until_decided(home, record, heard) => verdict,
     })
 }

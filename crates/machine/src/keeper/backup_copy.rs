@@ -10,7 +10,7 @@ use super::conclude;
 use super::link::ALONE_AFTER;
 use super::migrate::words;
 use super::protect::LOOK_INTERVAL;
-use super::service::Kept;
+use super::service::Keeper;
 use crate::desired_state;
 use crate::migration::{self, Departure, DepartureState, Gone, HostOrder};
 use crate::network_holder::{NetworkClient, Request as NetworkRequest, is_to_hold};
@@ -91,12 +91,12 @@ pub(super) async fn hold_no_more(home: &MachineHome) -> Result<(), String> {
 }
 
 /// Decides where a machine that has ended goes on: where it has died, at its backup.
-pub(super) async fn resolve_end(kept: &Kept, ending: &Ending, was_asked: bool) {
-    resolve(kept, ending, was_asked).await;
+pub(super) async fn resolve_end(keeper: &Keeper, ending: &Ending, was_asked: bool) {
+    resolve(keeper, ending, was_asked).await;
     // Who copies it reads its memory: that is not ended before.
-    kept.cancel_protection();
+    keeper.cancel_protection();
     let ended = async {
-        while kept.is_protected() {
+        while keeper.is_protected() {
             tokio::time::sleep(LOOK_INTERVAL).await;
         }
     };
@@ -105,15 +105,15 @@ pub(super) async fn resolve_end(kept: &Kept, ending: &Ending, was_asked: bool) {
     }
 }
 
-async fn resolve(kept: &Kept, ending: &Ending, was_asked: bool) {
-    let home = kept.home();
+async fn resolve(keeper: &Keeper, ending: &Ending, was_asked: bool) {
+    let home = keeper.home();
     let departure = match Departure::of_copy(home) {
         Ok(Some(departure)) => departure,
         Ok(None) => return,
         Err(error) => return tracing::error!(%error, "whether its copy may go on is not known"),
     };
     // Nothing more goes over the connection: the backup asks, if it is not told before.
-    kept.cancel_protection();
+    keeper.cancel_protection();
     let has_died = match ending.cause {
         EndCause::Killed { .. } | EndCause::Failed { .. } | EndCause::Terminated | EndCause::Unknown => !was_asked,
         EndCause::PoweredOff | EndCause::Quit | EndCause::Panicked => false,
@@ -136,7 +136,7 @@ async fn resolve(kept: &Kept, ending: &Ending, was_asked: bool) {
         }
         Some(Ok(Gone::Lost(reason))) => {
             tracing::error!(reason, "its backup was lost, too: it begins here again, from its disk");
-            if let Err(error) = departure.take_back(home, kept.user()) {
+            if let Err(error) = departure.take_back(home, keeper.user()) {
                 tracing::error!(%error, "it is not written down that the machine is here");
             }
         }

@@ -13,7 +13,7 @@ use onecopy_hypervisor::{Machine, State};
 use tokio::runtime::Handle;
 
 use super::conclude;
-use super::service::Kept;
+use super::service::Keeper;
 use crate::desired_state::DesiredState;
 use crate::error::hypervisor_failed;
 
@@ -28,7 +28,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Sends a checkpoint; when that takes longer than `longest` the machine stands until it is done. With for how long.
 pub(super) fn while_sent<T>(
-    (kept, machine, handle): (&Arc<Kept>, &Machine, &Handle),
+    (keeper, machine, handle): (&Arc<Keeper>, &Machine, &Handle),
     longest: Duration,
     send: impl FnOnce() -> T,
 ) -> (T, Duration) {
@@ -36,9 +36,9 @@ pub(super) fn while_sent<T>(
     std::thread::scope(|scope| {
         let braking = scope.spawn(move || match is_sent.recv_timeout(longest) {
             Err(RecvTimeoutError::Timeout) => {
-                let turn = handle.block_on(stand(kept, machine, &is_sent, STAND_MAX)).unwrap_or_default();
+                let turn = handle.block_on(stand(keeper, machine, &is_sent, STAND_MAX)).unwrap_or_default();
                 if turn.stood > CLOCK_AFTER {
-                    set_clock(kept, handle);
+                    set_clock(keeper, handle);
                 }
                 turn.stood
             }
@@ -66,10 +66,10 @@ pub(super) struct Turns {
 }
 
 impl Slowed {
-    pub(super) fn begin(kept: &Arc<Kept>, machine: &Machine, handle: &Handle, turns: Turns) -> io::Result<Slowed> {
+    pub(super) fn begin(keeper: &Arc<Keeper>, machine: &Machine, handle: &Handle, turns: Turns) -> io::Result<Slowed> {
         let (turns, stood_us) = (Arc::new(Mutex::new(turns)), Arc::new(AtomicU64::new(0)));
         let (end, is_over) = channel();
-        let (kept, machine, handle) = (Arc::clone(kept), machine.clone(), handle.clone());
+        let (keeper, machine, handle) = (Arc::clone(keeper), machine.clone(), handle.clone());
         let (wanted, told) = (Arc::clone(&turns), Arc::clone(&stood_us));
         let slow_down = move || {
             let mut late = Duration::ZERO;
@@ -77,12 +77,12 @@ impl Slowed {
             let mut runs = wanted.lock().unwrap_or_else(PoisonError::into_inner).runs;
             while is_over.recv_timeout(runs) == Err(RecvTimeoutError::Timeout) {
                 let turns = *wanted.lock().unwrap_or_else(PoisonError::into_inner);
-                let Some(turn) = handle.block_on(stand(&kept, &machine, &is_over, turns.stands)) else { return };
+                let Some(turn) = handle.block_on(stand(&keeper, &machine, &is_over, turns.stands)) else { return };
                 told.fetch_add(u64::try_from(turn.stood.as_micros()).unwrap_or(u64::MAX), Ordering::AcqRel);
                 late += turn.stood;
                 // One after the other: none is overtaken by an older one.
                 if late > CLOCK_AFTER && setting.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
-                    (late, setting) = (Duration::ZERO, set_clock(&kept, &handle));
+                    (late, setting) = (Duration::ZERO, set_clock(&keeper, &handle));
                 }
                 runs = match turn.stood {
                     Duration::ZERO => LOOK_INTERVAL,
@@ -124,19 +124,19 @@ struct Stood {
 
 /// As for a take: nobody else's turn is it meanwhile, and who takes the machine over lets it go. For no longer than
 /// `longest`, and no longer than nothing is said. None: it cannot stand, which is said.
-async fn stand(kept: &Arc<Kept>, machine: &Machine, said: &Receiver<()>, longest: Duration) -> Option<Stood> {
-    let _alone = kept.no_take().await;
+async fn stand(keeper: &Arc<Keeper>, machine: &Machine, said: &Receiver<()>, longest: Duration) -> Option<Stood> {
+    let _alone = keeper.no_take().await;
     // An error, as nothing is said.
     let is_over = |within| said.recv_timeout(within) != Err(RecvTimeoutError::Timeout);
     if machine.state() != State::Running || is_over(Duration::ZERO) {
         return Some(Stood::default());
     }
     let begun = Instant::now();
-    let noted = kept.note(DesiredState::Taking);
+    let noted = keeper.note(DesiredState::Taking);
     let noting = begun.elapsed();
     let stopped = match noted {
         // Until that is its state: who comes next sees it.
-        Ok(()) => machine.pause().await.map_err(|error| hypervisor_failed(kept.home().name(), error)),
+        Ok(()) => machine.pause().await.map_err(|error| hypervisor_failed(keeper.home().name(), error)),
         Err(error) => Err(error),
     };
     match &stopped {
@@ -146,13 +146,13 @@ async fn stand(kept: &Arc<Kept>, machine: &Machine, said: &Receiver<()>, longest
         }
         Err(error) => tracing::warn!(%error, "the machine changes faster than it is copied, and goes on"),
     }
-    conclude::let_go(kept, machine).await;
+    conclude::let_go(keeper, machine).await;
     stopped.ok().map(|()| Stood { stood: begun.elapsed() - noting, noting })
 }
 
 /// After it has stood.
-pub(super) fn set_clock(kept: &Kept, handle: &Handle) -> Option<tokio::task::JoinHandle<()>> {
-    let agent = kept.agent()?;
+pub(super) fn set_clock(keeper: &Keeper, handle: &Handle) -> Option<tokio::task::JoinHandle<()>> {
+    let agent = keeper.agent()?;
     Some(handle.spawn(async move {
         if let Err(error) = agent.set_clock().await {
             tracing::warn!(%error, "the guest's clock is late by as long as it stood");

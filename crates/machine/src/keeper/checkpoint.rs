@@ -18,7 +18,7 @@ use tokio::runtime::Handle;
 
 use super::parts::{Disk, Memory, PauseParts, Processors, Record, recover};
 use super::prefix::prefix;
-use super::service::Kept;
+use super::service::Keeper;
 use super::unresponsive::unix_ms;
 use super::{frozen, held, memory, network};
 use crate::desired_state;
@@ -56,16 +56,16 @@ pub struct CheckpointTaken {
 /// Takes one, and forgets the oldest where there are half as many more than `keep` then; with `holds_server` the
 /// guest's server is held for the instant. One at a time.
 pub(super) async fn checkpoint(
-    kept: &Arc<Kept>,
+    keeper: &Arc<Keeper>,
     machine: &Machine,
     keep: Option<u64>,
     holds_server: bool,
 ) -> Result<CheckpointTaken, MachineError> {
-    let (home, begun) = (kept.home(), Instant::now());
+    let (home, begun) = (keeper.home(), Instant::now());
     check_runs(home, machine)?;
     let failed = |reason: String| MachineError::Checkpoint { machine: home.name().to_string(), reason };
     let deadline = begun + CHECKPOINT_TIMEOUT;
-    let first_pause = prepare(kept, machine, deadline).await?;
+    let first_pause = prepare(keeper, machine, deadline).await?;
     held::settle(home).map_err(|error| failed(error.to_string()))?;
     // The machine stands for nothing where there is no room for what the last one took.
     let image = Image::open(&home.checkpoints()).map_err(home.memory_failed())?;
@@ -74,9 +74,9 @@ pub(super) async fn checkpoint(
     if holds_server {
         held::note(home, image.next_number())?;
     }
-    let (kept, machine) = (Arc::clone(kept), machine.clone());
-    let parts = MachineParts { kept: Arc::clone(&kept), machine, handle: Handle::current(), holds_server };
-    let alone = kept.no_take().await;
+    let (keeper, machine) = (Arc::clone(keeper), machine.clone());
+    let parts = MachineParts { keeper: Arc::clone(&keeper), machine, handle: Handle::current(), holds_server };
+    let alone = keeper.no_take().await;
     let taken = tokio::task::spawn_blocking(move || parts.take()).await;
     drop(alone);
     let made = match taken {
@@ -111,8 +111,12 @@ pub(super) async fn checkpoint(
 
 /// Sees to it that epochs can be cut of its memory, and that what QEMU tells of itself is in the directory of its
 /// checkpoints. For how long the machine stood, which it does for its first one.
-pub(super) async fn prepare(kept: &Arc<Kept>, machine: &Machine, deadline: Instant) -> Result<Duration, MachineError> {
-    let home = kept.home();
+pub(super) async fn prepare(
+    keeper: &Arc<Keeper>,
+    machine: &Machine,
+    deadline: Instant,
+) -> Result<Duration, MachineError> {
+    let home = keeper.home();
     let failed = |reason: String| MachineError::Checkpoint { machine: home.name().to_string(), reason };
     let memory = MemoryClient::connect(home).await.map_err(|_| {
         failed(match memory::is_private(home) {
@@ -130,7 +134,7 @@ pub(super) async fn prepare(kept: &Arc<Kept>, machine: &Machine, deadline: Insta
     let directory = home.checkpoints();
     if desired_state::is_taking(home)? {
         // An earlier take has let it go, and could not write that down.
-        kept.note_taken()?;
+        keeper.note_taken()?;
     }
     let has_some = directory.join("machine").try_exists().map_err(MachineError::file("look into", &directory))?;
     let mut first_pause = Duration::ZERO;
@@ -140,7 +144,7 @@ pub(super) async fn prepare(kept: &Arc<Kept>, machine: &Machine, deadline: Insta
             failed(format!("{reason}; new ones can be taken when {} is gone", directory.display()))
         })?;
     } else {
-        let (prefix, stood) = prefix(kept, machine).await?;
+        let (prefix, stood) = prefix(keeper, machine).await?;
         first_pause = stood;
         make(&directory, &hardware, pages.size_bytes, &prefix).map_err(|error| failed(error.to_string()))?;
     }
@@ -284,7 +288,7 @@ fn forget_unnamed(home: &MachineHome, image: &Image) -> Result<(), Cause> {
 
 /// The parts of a machine that a keeper has at hand.
 struct MachineParts {
-    kept: Arc<Kept>,
+    keeper: Arc<Keeper>,
     machine: Machine,
     handle: Handle,
     holds_server: bool,
@@ -292,13 +296,13 @@ struct MachineParts {
 
 impl MachineParts {
     fn take(self) -> Result<(Taken, Duration, PauseParts, Option<u64>), String> {
-        let (home, handle) = (self.kept.home(), &self.handle);
-        let server = self.holds_server.then_some(&*self.kept);
+        let (home, handle) = (self.keeper.home(), &self.handle);
+        let server = self.holds_server.then_some(&*self.keeper);
         let mut processors = Processors::new(home, &self.machine, handle, server);
         let mut memory = Memory::new(home, handle);
         // Never a name that was given before: what a dead keeper has asked for may still be written under its own.
         let mut disk = Disk::new(home, format!("{SNAPSHOT}{}-{}", unix_ms(), std::process::id()));
-        let mut record = Record { kept: &self.kept };
+        let mut record = Record { keeper: &self.keeper };
         let mut network = network::of(home, handle)?;
         let mut parts = Parts {
             machine: &mut processors,
@@ -331,12 +335,12 @@ mod tests {
         fs::create_dir_all(home.checkpoints()).unwrap();
         let (one, other) = (devices_file(&home, 7), devices_file(&home, 8));
         assert_ne!(one, other);
-        let kept = ["machine", "hardware.json", "checkpoint.1"].map(|name| home.checkpoints().join(name));
-        for path in kept.iter().chain([&one, &other]) {
+        let keeper = ["machine", "hardware.json", "checkpoint.1"].map(|name| home.checkpoints().join(name));
+        for path in keeper.iter().chain([&one, &other]) {
             fs::write(path, "").unwrap();
         }
         remove_devices(&home.checkpoints()).unwrap();
-        assert!(!one.exists() && !other.exists() && kept.iter().all(|path| path.exists()));
+        assert!(!one.exists() && !other.exists() && keeper.iter().all(|path| path.exists()));
     }
 
     /// Spec: D6

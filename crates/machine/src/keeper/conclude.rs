@@ -7,7 +7,7 @@ use std::time::Duration;
 use onecopy_hypervisor::Machine;
 
 use super::protect;
-use super::service::Kept;
+use super::service::Keeper;
 use crate::migration::{self, Departure, DepartureState, Gone, HostOrder};
 use crate::{MachineHome, desired_state};
 
@@ -56,8 +56,8 @@ async fn taken_back(home: &MachineHome) {
 
 /// For a machine that was given away and stands, with its migration's keeper gone: it is asked for until it is known
 /// to run there, and is ended here then, or is let go here again.
-pub(super) async fn conclude(kept: Arc<Kept>, machine: Machine) {
-    let home = kept.home();
+pub(super) async fn conclude(keeper: Arc<Keeper>, machine: Machine) {
+    let home = keeper.home();
     loop {
         let departure = match Departure::of(home) {
             Ok(Some(departure)) if desired_state::is_migrated(home) => departure,
@@ -76,15 +76,15 @@ pub(super) async fn conclude(kept: Arc<Kept>, machine: Machine) {
                 }
                 Some(Ok(Gone::Lost(reason))) => {
                     tracing::warn!(reason, "the machine never ran there, and goes on here");
-                    let alone = kept.no_take().await;
-                    let back = departure.take_back(home, kept.user());
+                    let alone = keeper.no_take().await;
+                    let back = departure.take_back(home, keeper.user());
                     let back = match back {
-                        Ok(()) => kept.let_go(&machine).await.and_then(|()| kept.note_taken()),
+                        Ok(()) => keeper.let_go(&machine).await.and_then(|()| keeper.note_taken()),
                         Err(error) => Err(error),
                     };
                     drop(alone);
                     match back {
-                        Ok(()) => return protect::resume(&kept, &machine),
+                        Ok(()) => return protect::resume(&keeper, &machine),
                         Err(error) => Err(error.to_string()),
                     }
                 }
@@ -108,17 +108,17 @@ pub(super) async fn conclude(kept: Arc<Kept>, machine: Machine) {
 }
 
 /// A migration that has ended in its middle: what stands for it goes on.
-pub(super) async fn let_go_standing(kept: &Arc<Kept>, machine: &Machine) {
-    let _alone = kept.no_take().await;
-    let_go(kept, machine).await;
+pub(super) async fn let_go_standing(keeper: &Arc<Keeper>, machine: &Machine) {
+    let _alone = keeper.no_take().await;
+    let_go(keeper, machine).await;
 }
 
 /// The same, for one whose turn it is.
-pub(super) async fn let_go(kept: &Arc<Kept>, machine: &Machine) {
+pub(super) async fn let_go(keeper: &Arc<Keeper>, machine: &Machine) {
     while machine.state().ending().is_none() {
-        let gone = match desired_state::is_taking(kept.home()) {
+        let gone = match desired_state::is_taking(keeper.home()) {
             Ok(false) => return,
-            Ok(true) => kept.let_go(machine).await.and_then(|()| kept.note_taken()),
+            Ok(true) => keeper.let_go(machine).await.and_then(|()| keeper.note_taken()),
             Err(error) => Err(error),
         };
         match gone {

@@ -29,7 +29,7 @@ use super::brake::{Slowed, Turns, set_clock};
 use super::link::{Answered, Said, carried};
 use super::parts::{Disk, Memory, Processors, Record, recover};
 use super::rounds::Sender;
-use super::service::Kept;
+use super::service::Keeper;
 use super::shared_disk::DiskPageMap;
 use super::unresponsive::unix_ms;
 use super::{KeeperReply, MigrationEvent, MigrationOrder, Prediction, checkpoint, conclude, receive_order};
@@ -56,13 +56,13 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// Sends a machine to another host, or tells what that would cost.
 pub(super) async fn migrate(
-    kept: &Arc<Kept>,
+    keeper: &Arc<Keeper>,
     machine: &Machine,
     order: MigrationOrder,
     is_cancelled: Arc<AtomicBool>,
     told: mpsc::Sender<KeeperReply>,
 ) -> Result<KeeperReply, MachineError> {
-    let home = kept.home();
+    let home = keeper.home();
     checkpoint::check_runs(home, machine)?;
     let failed =
         |reason: String| MachineError::Migration { machine: home.name().to_string(), to: order.to.clone(), reason };
@@ -71,12 +71,12 @@ pub(super) async fn migrate(
         let reason = "its memory is QEMU's own; set `checkpoints = true` in its machine.toml, then stop and start it";
         return Err(failed(reason.to_owned()));
     }
-    let network = receive_order::network(kept, &configuration, &order).map_err(failed)?;
+    let network = receive_order::network(keeper, &configuration, &order).map_err(failed)?;
     if let Some(rate) = order.bytes_per_second.filter(|rate| *rate < RATE_MIN) {
         return Err(failed(format!("a bandwidth of {rate} bytes a second is too low: give {RATE_MIN} at least")));
     }
-    checkpoint::prepare(kept, machine, Instant::now() + CHECKPOINT_TIMEOUT).await?;
-    let work = Work::new(kept, machine, order.clone(), is_cancelled, told);
+    checkpoint::prepare(keeper, machine, Instant::now() + CHECKPOINT_TIMEOUT).await?;
+    let work = Work::new(keeper, machine, order.clone(), is_cancelled, told);
     if order.is_only_tried {
         let tried = tokio::task::spawn_blocking(move || work.predict()).await;
         return tried.map_err(task)?.map(KeeperReply::Predicted).map_err(failed);
@@ -117,7 +117,7 @@ pub(super) async fn migrate(
             match tokio::task::spawn_blocking(move || work.run(stream, page_map, own)).await {
                 Ok(outcome) => outcome,
                 Err(error) => {
-                    conclude::let_go_standing(kept, machine).await;
+                    conclude::let_go_standing(keeper, machine).await;
                     Err(format!("it ended in its middle ({error}), and --status tells where it goes on"))
                 }
             }
@@ -134,10 +134,10 @@ pub(super) async fn migrate(
                 tracing::error!(%error, "it is not written down that the machine stays");
             }
             if desired_state::is_migrated(home) {
-                tokio::spawn(conclude::conclude(Arc::clone(kept), machine.clone()));
+                tokio::spawn(conclude::conclude(Arc::clone(keeper), machine.clone()));
             } else {
                 // It has stood, or was slowed down.
-                set_clock(kept, &Handle::current());
+                set_clock(keeper, &Handle::current());
                 forget_snapshots(home, &departure);
             }
             Err(failed(reason))
@@ -209,7 +209,7 @@ fn is_whole(disk: &std::path::Path) -> Result<bool, String> {
 
 /// One migration, in a thread that blocks.
 pub(super) struct Work {
-    pub(super) kept: Arc<Kept>,
+    pub(super) keeper: Arc<Keeper>,
     pub(super) machine: Machine,
     pub(super) order: MigrationOrder,
     is_cancelled: Arc<AtomicBool>,
@@ -220,14 +220,14 @@ pub(super) struct Work {
 impl Work {
     /// Called where there is a runtime.
     pub(super) fn new(
-        kept: &Arc<Kept>,
+        keeper: &Arc<Keeper>,
         machine: &Machine,
         order: MigrationOrder,
         is_cancelled: Arc<AtomicBool>,
         told: mpsc::Sender<KeeperReply>,
     ) -> Work {
-        let (kept, machine) = (Arc::clone(kept), machine.clone());
-        Work { kept, machine, order, is_cancelled, told, handle: Handle::current() }
+        let (keeper, machine) = (Arc::clone(keeper), machine.clone());
+        Work { keeper, machine, order, is_cancelled, told, handle: Handle::current() }
     }
 
     fn tell(&self, event: MigrationEvent) {
@@ -244,12 +244,12 @@ impl Work {
 
     /// Ends an epoch while the guest runs.
     pub(super) fn cut(&self) -> Result<EndedEpoch, String> {
-        synchronize(&self.kept.home().memory()).map_err(words)?;
+        synchronize(&self.keeper.home().memory()).map_err(words)?;
         self.ask(Request::Cut)
     }
 
     pub(super) fn ask<T: serde::de::DeserializeOwned>(&self, request: Request) -> Result<T, String> {
-        let home = self.kept.home();
+        let home = self.keeper.home();
         self.handle.block_on(async {
             MemoryClient::connect(home).await?.ask_until(request, Instant::now() + CHECKPOINT_TIMEOUT).await
         })
@@ -279,7 +279,7 @@ impl Work {
         page_map: Option<DiskPageMap>,
         departure: Departure,
     ) -> Result<MigrationResult, String> {
-        let home = self.kept.home();
+        let home = self.keeper.home();
         let begun = Instant::now();
         let image = Image::open(&home.checkpoints()).map_err(words)?;
         let disk_bytes = home.configuration().map_err(words)?.disk_bytes;
@@ -384,7 +384,7 @@ impl Work {
                 Next::Switch => {
                     if slowed.is_some() {
                         // From here on it runs as fast as it can, until it stands.
-                        synchronize(&self.kept.home().memory()).map_err(words)?;
+                        synchronize(&self.keeper.home().memory()).map_err(words)?;
                     }
                     return Ok((total, ended.epoch));
                 }
@@ -400,7 +400,7 @@ impl Work {
         let turns = Turns { runs, stands };
         match slowed {
             Some(slowed) => slowed.set(turns),
-            None => *slowed = Some(Slowed::begin(&self.kept, &self.machine, &self.handle, turns).map_err(words)?),
+            None => *slowed = Some(Slowed::begin(&self.keeper, &self.machine, &self.handle, turns).map_err(words)?),
         }
         Ok(())
     }
@@ -414,13 +414,13 @@ impl Work {
         (disk, network): (&mut dyn take::Disk, &mut dyn take::Network),
         give: &mut dyn FnMut(&mut Sender, &Taken) -> Result<Counts, String>,
     ) -> Result<(Counts, Duration, Vec<Forward>), String> {
-        let (home, handle) = (self.kept.home(), &self.handle);
-        let _alone = handle.block_on(self.kept.no_take());
+        let (home, handle) = (self.keeper.home(), &self.handle);
+        let _alone = handle.block_on(self.keeper.no_take());
         self.check_wanted()?;
         checkpoint::check_runs(home, &self.machine).map_err(words)?;
         let mut processors = Processors::new(home, &self.machine, handle, None);
         let mut memory = Memory::new(home, handle);
-        let mut record = Record { kept: &self.kept };
+        let mut record = Record { keeper: &self.keeper };
         let mut parts = Parts { machine: &mut processors, memory: &mut memory, disk, network, record: &mut record };
         let taken = take::take(&mut parts, After::Stay).map_err(|error| {
             if error.needs_recovery {
@@ -461,7 +461,7 @@ impl Work {
                 Ok((counts, pause, forwards))
             }
             Gone::Lost(reason) => {
-                departure.take_back(home, self.kept.user()).map_err(words)?;
+                departure.take_back(home, self.keeper.user()).map_err(words)?;
                 recover(&mut parts, &self.machine);
                 Err(format!("it never ran there ({reason}), and goes on here"))
             }
@@ -477,10 +477,10 @@ impl Work {
         if let Some(ending) = self.machine.state().ending() {
             return Err(format!("it has ended here: {ending}"));
         }
-        if is_to_hold(self.kept.home()) {
+        if is_to_hold(self.keeper.home()) {
             return Err(receive_order::HELD.to_owned());
         }
-        self.kept.note(DesiredState::Migrated).map_err(words)?;
+        self.keeper.note(DesiredState::Migrated).map_err(words)?;
         Ok(counts)
     }
 }

@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 use super::guest::connect;
 use super::processes::{end_left_server, server_of};
 use super::server::{LOOK_INTERVAL, Launch, NetworkDescriptors, READY_TIMEOUT, Role, Server};
-use super::service::Kept;
+use super::service::Keeper;
 use crate::home::{absent_is_fine, write_own_file};
 use crate::memory_server::descriptor_of;
 use crate::network::{BridgedNetwork, interface_name};
@@ -116,8 +116,8 @@ pub(super) async fn silence(home: &MachineHome, machine: &Machine) -> Result<(),
 
 /// Gives a guest that answers the addresses that it shall have, once for each boot and each start of QEMU, and plugs it
 /// in then.
-pub(super) async fn set_identity(kept: &Kept, machine: &Machine, agent: &Agent) {
-    let home = kept.home();
+pub(super) async fn set_identity(keeper: &Keeper, machine: &Machine, agent: &Agent) {
+    let home = keeper.home();
     let Ok(MachineConfiguration { network: Some(network), .. }) = home.configuration() else { return };
     let which = format!("{} {}\n", machine.process_id(), agent.greeting().boot_id);
     match fs::read_to_string(home.identity_file()) {
@@ -152,7 +152,7 @@ pub(super) async fn set_identity(kept: &Kept, machine: &Machine, agent: &Agent) 
     {
         tracing::warn!(error, "the network is not told where the machine is");
     }
-    kept.change(|status| status.network_failure = failure);
+    keeper.change(|status| status.network_failure = failure);
 }
 
 /// Which guest has got its addresses.

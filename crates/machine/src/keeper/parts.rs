@@ -16,7 +16,7 @@ use onecopy_hypervisor::{HypervisorError, Machine};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
-use super::service::Kept;
+use super::service::Keeper;
 use crate::desired_state::{self, DesiredState};
 use crate::memory_server::{EndedEpoch, MemoryClient, Request};
 use crate::{MachineError, MachineHome};
@@ -86,7 +86,7 @@ pub(super) struct Processors<'a> {
     machine: &'a Machine,
     handle: &'a Handle,
     /// Who reaches the guest's server, where that is held as long as they stand.
-    server: Option<&'a Kept>,
+    server: Option<&'a Keeper>,
     pub(super) stopped: Option<Instant>,
     pub(super) pause: Duration,
     pub(super) parts: PauseParts,
@@ -97,7 +97,7 @@ impl<'a> Processors<'a> {
         home: &'a MachineHome,
         machine: &'a Machine,
         handle: &'a Handle,
-        server: Option<&'a Kept>,
+        server: Option<&'a Keeper>,
     ) -> Processors<'a> {
         let (stopped, pause, parts) = (None, Duration::ZERO, PauseParts::default());
         Processors { home, machine, handle, server, stopped, pause, parts }
@@ -111,8 +111,8 @@ impl take::Machine for Processors<'_> {
 
     fn stop(&mut self) -> Result<(), Cause> {
         self.stopped = Some(Instant::now());
-        if let Some(kept) = self.server {
-            let agent = kept.agent().ok_or("the guest's agent does not answer")?;
+        if let Some(keeper) = self.server {
+            let agent = keeper.agent().ok_or("the guest's agent does not answer")?;
             self.handle.block_on(agent.postgres(Postgres::Freeze {}, HOLD_TIMEOUT, |_| {}))?;
         }
         Ok(timed(&mut self.parts.stop_us, || self.handle.block_on(self.machine.monitor().stop()))?)
@@ -129,8 +129,8 @@ impl take::Machine for Processors<'_> {
 
     fn cont(&mut self) -> Result<(), Cause> {
         timed(&mut self.parts.cont_us, || self.handle.block_on(self.machine.monitor().cont()))?;
-        if let Some(kept) = self.server {
-            self.handle.block_on(thaw(kept, self.machine));
+        if let Some(keeper) = self.server {
+            self.handle.block_on(thaw(keeper, self.machine));
         }
         self.pause = self.stopped.take().map_or(Duration::ZERO, |stopped| stopped.elapsed());
         Ok(())
@@ -138,9 +138,9 @@ impl take::Machine for Processors<'_> {
 }
 
 /// Lets the guest's server go on, where it was held; tries until it does, or the machine has ended.
-pub(super) async fn thaw(kept: &Kept, machine: &Machine) {
+pub(super) async fn thaw(keeper: &Keeper, machine: &Machine) {
     while machine.state().ending().is_none() {
-        if let Some(agent) = kept.agent() {
+        if let Some(agent) = keeper.agent() {
             match agent.postgres(Postgres::Thaw {}, HOLD_TIMEOUT, |_| {}).await {
                 Ok(()) => return,
                 // An image of before this could be asked for; nobody has held its server either.
@@ -203,22 +203,22 @@ impl take::Disk for Disk<'_> {
 }
 
 pub(super) struct Record<'a> {
-    pub(super) kept: &'a Kept,
+    pub(super) keeper: &'a Keeper,
 }
 
 impl take::Record for Record<'_> {
     fn read(&mut self) -> Result<Option<Taking>, Cause> {
-        Ok(desired_state::is_taking(self.kept.home())?.then_some(Taking { was_running: true }))
+        Ok(desired_state::is_taking(self.keeper.home())?.then_some(Taking { was_running: true }))
     }
 
     fn write(&mut self, taking: Option<Taking>) -> Result<(), Cause> {
         match taking {
-            Some(Taking { was_running: true }) => Ok(self.kept.note(DesiredState::Taking)?),
+            Some(Taking { was_running: true }) => Ok(self.keeper.note(DesiredState::Taking)?),
             // What stands goes on standing, and is written down so.
             Some(Taking { was_running: false }) => {
-                Err(MachineError::Paused { name: self.kept.home().name().clone() }.into())
+                Err(MachineError::Paused { name: self.keeper.home().name().clone() }.into())
             }
-            None => Ok(self.kept.note_taken()?),
+            None => Ok(self.keeper.note_taken()?),
         }
     }
 }
@@ -246,8 +246,8 @@ mod tests {
         fs::create_dir(home.root()).unwrap();
         user.create_directory(&home.disk()).unwrap();
         desired_state::begin(&home, &user, Duration::ZERO).await.unwrap();
-        let kept = Kept::new(home.clone(), user.clone(), mpsc::channel(1).0);
-        let mut record = Record { kept: &kept };
+        let keeper = Keeper::new(home.clone(), user.clone(), mpsc::channel(1).0);
+        let mut record = Record { keeper: &keeper };
         let found = || desired_state::find(&home, &user);
         let taking = Some(Taking { was_running: true });
 
@@ -260,13 +260,13 @@ mod tests {
         assert_eq!(found(), Found::Own(DesiredState::Running), "what stands is not taken, and stays so");
 
         record.write(taking).unwrap();
-        kept.note(DesiredState::Stopping).unwrap();
+        keeper.note(DesiredState::Stopping).unwrap();
         let error = record.write(None).unwrap_err().to_string();
         assert!(error.contains("let go or ended while it was taken"), "{error}");
         assert_eq!((record.read().unwrap(), found()), (None, Found::Own(DesiredState::Stopping)));
 
         record.write(taking).unwrap();
-        kept.change(|status| status.state = MachineState::Stopping);
+        keeper.change(|status| status.state = MachineState::Stopping);
         record.write(None).unwrap();
         assert_eq!(found(), Found::Own(DesiredState::Stopping), "the stop has waited for the take");
         record.write(taking).unwrap_err();

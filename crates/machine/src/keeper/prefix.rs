@@ -9,7 +9,7 @@ use onecopy_hypervisor::monitor::{MigrationStatus, MigrationTarget};
 
 use super::checkpoint::check_runs;
 use super::parts::{GO_ON_INTERVAL, read};
-use super::service::Kept;
+use super::service::Keeper;
 use crate::desired_state::{self, DesiredState};
 use crate::{MachineError, hypervisor_failed};
 
@@ -21,17 +21,17 @@ const PREFIX_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a restore needs beside memory and devices, read once; the machine stands for some milliseconds, and for how
 /// long.
-pub(super) async fn prefix(kept: &Kept, machine: &Machine) -> Result<(Vec<u8>, Duration), MachineError> {
-    let home = kept.home();
+pub(super) async fn prefix(keeper: &Keeper, machine: &Machine) -> Result<(Vec<u8>, Duration), MachineError> {
+    let home = keeper.home();
     let failed = |error: onecopy_hypervisor::HypervisorError| MachineError::Checkpoint {
         machine: home.name().to_string(),
         reason: error.to_string(),
     };
     let (monitor, path) = (machine.monitor(), home.in_run("prefix"));
     let _ = fs::remove_file(&path);
-    let alone = kept.no_take().await;
+    let alone = keeper.no_take().await;
     check_runs(home, machine)?;
-    kept.note(DesiredState::Taking)?;
+    keeper.note(DesiredState::Taking)?;
     let sent = async {
         monitor.set_migration_capabilities(&[("x-ignore-shared", true)]).await?;
         monitor.stop().await?;
@@ -46,7 +46,7 @@ pub(super) async fn prefix(kept: &Kept, machine: &Machine) -> Result<(Vec<u8>, D
     };
     let stopped = Instant::now();
     let sent = sent.await;
-    while let Err(error) = go_on(kept, machine).await {
+    while let Err(error) = go_on(keeper, machine).await {
         // One that runs and cannot be noted is noted by the next take, or taken over as it is.
         if monitor.status().await.is_ok_and(|status| status.running) {
             break;
@@ -72,16 +72,16 @@ pub(super) async fn prefix(kept: &Kept, machine: &Machine) -> Result<(Vec<u8>, D
 }
 
 /// Lets a machine go that stands for what QEMU tells of itself, whether or not that has come.
-async fn go_on(kept: &Kept, machine: &Machine) -> Result<(), MachineError> {
+async fn go_on(keeper: &Keeper, machine: &Machine) -> Result<(), MachineError> {
     let monitor = machine.monitor();
     // Of one that has ended nothing is cancelled.
     if let Err(error) = monitor.cancel_migration().await {
         tracing::warn!(%error, "what QEMU tells of itself may be still under way");
     }
-    monitor.cont().await.map_err(|error| hypervisor_failed(kept.home().name(), error))?;
+    monitor.cont().await.map_err(|error| hypervisor_failed(keeper.home().name(), error))?;
     // A migration that is being cancelled refuses that; the next one sets it itself.
     if let Err(error) = monitor.set_migration_capabilities(&[("x-ignore-shared", false)]).await {
         tracing::warn!(%error, "what was set for telling of itself is not unset");
     }
-    kept.note_taken()
+    keeper.note_taken()
 }

@@ -79,7 +79,7 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn run(mut self, stream: UnixStream) -> Result<Ended, String> {
-        let home = self.work.kept.home().clone();
+        let home = self.work.keeper.home().clone();
         let image = Image::open(&home.checkpoints()).map_err(words)?;
         let shape = Shape { memory_bytes: image.memory_bytes(), disk_bytes: self.disk.1, disk_travels: true };
         let is_cancelled = Arc::clone(&self.protecting.is_cancelled);
@@ -88,7 +88,7 @@ impl Run {
         if self.order.sends_all {
             sender.send_all()?;
         }
-        self.work.kept.change_protection(|status| (status.state, status.reason) = (ProtectionState::Copying, None));
+        self.work.keeper.change_protection(|status| (status.state, status.reason) = (ProtectionState::Copying, None));
         let last = self.copy(&mut sender, &image)?;
         sender.set_protected(self.order.detection_s)?;
         if self.order.durability == Durability::Output {
@@ -102,13 +102,13 @@ impl Run {
     }
 
     fn ask_network<T: serde::de::DeserializeOwned>(&self, request: NetworkRequest) -> Result<T, String> {
-        let home = self.work.kept.home();
+        let home = self.work.keeper.home();
         self.work.handle.block_on(async { NetworkClient::connect(home).await?.ask(request).await })
     }
 
     /// Sends what has changed since another instant, or all; it is with the backup when this returns.
     fn send(&self, sender: &mut Sender, cut: Cut, since: Option<Cut>, devices: &[u8]) -> Result<Counts, String> {
-        let home = self.work.kept.home();
+        let home = self.work.keeper.home();
         let blocks = EpochBlocks::open(home, self.disk, cut.disk, since.map(|since| since.disk)).map_err(words)?;
         let counts = self.work.send(sender, cut.memory, since.map(|since| since.memory), Some(&blocks), devices)?;
         self.work.ask::<()>(Request::Release)?;
@@ -118,7 +118,7 @@ impl Run {
         if let Some(since) = since {
             disk_epochs::release(home, since.disk).map_err(words)?;
         }
-        self.work.kept.change_protection(|status| {
+        self.work.keeper.change_protection(|status| {
             status.bytes += counts.bytes;
             status.disk_bytes += counts.disk_bytes;
             status.data_pages += counts.data() - counts.disk_data;
@@ -131,7 +131,7 @@ impl Run {
 
     /// Copies all of it while it runs, until little is left.
     fn copy(&mut self, sender: &mut Sender, image: &Image) -> Result<Cut, String> {
-        let home = &self.work.kept.home().clone();
+        let home = &self.work.keeper.home().clone();
         let _watch = sender.watch(None)?;
         disk_epochs::release(home, u64::MAX).map_err(words)?;
         let hardware = Hardware::of_process(&self.work.machine)?;
@@ -178,7 +178,7 @@ impl Run {
             }
             // Somebody wants it to stand: nothing changes.
             if self.work.machine.state() != State::Running {
-                if desired_state::is_taking(self.work.kept.home()).map_err(words)? {
+                if desired_state::is_taking(self.work.keeper.home()).map_err(words)? {
                     return Err("it stands for a checkpoint that has come to nothing".to_owned());
                 }
                 std::thread::sleep(LOOK_INTERVAL);
@@ -190,7 +190,7 @@ impl Run {
             if !self.departure.is_whole {
                 // From here on it may go on there, whether or not it is heard that this has come.
                 self.departure.is_whole = true;
-                self.departure.note_whole_copy(self.work.kept.home()).map_err(words)?;
+                self.departure.note_whole_copy(self.work.keeper.home()).map_err(words)?;
             }
             let behind_max = match self.order.durability {
                 Durability::Output => OUTPUT_BEHIND_MAX,
@@ -207,7 +207,7 @@ impl Run {
             })?;
             last = cut;
             let held = begun.elapsed();
-            self.work.kept.change_protection(|status| {
+            self.work.keeper.change_protection(|status| {
                 status.state = ProtectionState::Protected;
                 status.epochs += 1;
                 status.newest_unix_ms = Some(unix_ms().saturating_sub(milliseconds(held)));
@@ -243,19 +243,19 @@ impl Run {
 
     /// Sends; the machine stands from `longest` on.
     fn braked<T>(&self, longest: Duration, send: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-        let kept = &self.work.kept;
-        let (sent, stood) = brake::while_sent((kept, &self.work.machine, &self.work.handle), longest, send);
-        kept.change_protection(|status| status.braked_us += microseconds(stood));
+        let keeper = &self.work.keeper;
+        let (sent, stood) = brake::while_sent((keeper, &self.work.machine, &self.work.handle), longest, send);
+        keeper.change_protection(|status| status.braked_us += microseconds(stood));
         sent
     }
 
     fn take(&self) -> Result<(Taken, Duration, Option<u64>), String> {
-        let (kept, machine, handle) = (&self.work.kept, &self.work.machine, &self.work.handle);
-        let home = kept.home();
-        let _alone = handle.block_on(kept.no_take());
+        let (keeper, machine, handle) = (&self.work.keeper, &self.work.machine, &self.work.handle);
+        let home = keeper.home();
+        let _alone = handle.block_on(keeper.no_take());
         let mut processors = Processors::new(home, machine, handle, None);
         let (mut memory, mut disk) = (Memory::new(home, handle), EpochDisk { home });
-        let (mut network, mut record) = (network::of(home, handle)?, Record { kept });
+        let (mut network, mut record) = (network::of(home, handle)?, Record { keeper });
         let mut parts = Parts {
             machine: &mut processors,
             memory: &mut memory,
@@ -274,8 +274,8 @@ impl Run {
 
     /// Its last checkpoint here, from which it goes on at the backup; nothing that it has sent is lost.
     fn switch(&self, sender: &mut Sender, last: Cut) -> Result<(), String> {
-        let (kept, handle) = (&self.work.kept, &self.work.handle);
-        let home = kept.home();
+        let (keeper, handle) = (&self.work.keeper, &self.work.handle);
+        let home = keeper.home();
         let (mut disk, mut network) = (EpochDisk { home }, network::of(home, handle)?);
         let give = &mut |sender: &mut Sender, taken: &Taken| {
             sender.say(&Said::Last {})?;
@@ -287,7 +287,7 @@ impl Run {
             if let Some(ending) = self.work.machine.state().ending() {
                 return Err(format!("it has ended here: {ending}"));
             }
-            kept.note(DesiredState::Migrated).map_err(words)?;
+            keeper.note(DesiredState::Migrated).map_err(words)?;
             // It stands, and what it has sent is of what goes on there.
             if let Err(error) = handle.block_on(hold_no_more(home)) {
                 tracing::error!(error, "what the machine has sent last is lost, as on a wire");

@@ -28,7 +28,7 @@ use super::primary::{Ended, Run};
 use super::protection::{
     Durability, ProtectionOrder, ProtectionRole, ProtectionState, ProtectionStatus, check_detection,
 };
-use super::service::Kept;
+use super::service::Keeper;
 use super::{MigrationOrder, checkpoint, conclude, disk_epochs, receive_order};
 use crate::desired_state;
 use crate::home::absent_is_fine;
@@ -89,11 +89,11 @@ fn as_migration(order: &ProtectionOrder) -> MigrationOrder {
 }
 
 /// Protects a machine from now on, whoever looks after it.
-pub(super) fn begin(kept: &Arc<Kept>, machine: &Machine, order: &ProtectionOrder) -> Result<(), MachineError> {
-    let home = kept.home();
+pub(super) fn begin(keeper: &Arc<Keeper>, machine: &Machine, order: &ProtectionOrder) -> Result<(), MachineError> {
+    let home = keeper.home();
     let failed = |reason: String| failed(home, order, reason);
     let already = || failed(format!("it is protected already: onecopy vm unprotect {} ends that", home.name()));
-    if kept.is_protected() {
+    if keeper.is_protected() {
         return Err(already());
     }
     // Behind that: one that is protected stands again and again.
@@ -103,7 +103,7 @@ pub(super) fn begin(kept: &Arc<Kept>, machine: &Machine, order: &ProtectionOrder
         let reason = "its memory is QEMU's own; set `checkpoints = true` in its machine.toml, then stop and start it";
         return Err(failed(reason.to_owned()));
     }
-    receive_order::network(kept, &configuration, &as_migration(order)).map_err(failed)?;
+    receive_order::network(keeper, &configuration, &as_migration(order)).map_err(failed)?;
     if configuration.network.is_none() && order.durability == Durability::Output {
         let reason = "its network is QEMU's own, of which nothing can be held back: a machine on a bridge can be \
                       protected so (`onecopy vm create --network`); with --durability periodic what was sent since the \
@@ -114,27 +114,27 @@ pub(super) fn begin(kept: &Arc<Kept>, machine: &Machine, order: &ProtectionOrder
         return Err(failed(format!("a bandwidth of {rate} bytes a second is too low: give {RATE_MIN} at least")));
     }
     check_detection(order.detection_s).map_err(failed)?;
-    let protecting = kept.begin_protection().ok_or_else(already)?;
+    let protecting = keeper.begin_protection().ok_or_else(already)?;
     let text = serde_json::to_vec(order).expect("texts and numbers");
     if let Err(error) = atomic_file::write(&home.protection_file(), 0o600, &text) {
-        kept.end_protection();
+        keeper.end_protection();
         return Err(error.into());
     }
-    tell(kept, order);
-    tokio::spawn(keep_protected(Arc::clone(kept), machine.clone(), order.clone(), protecting));
+    tell(keeper, order);
+    tokio::spawn(keep_protected(Arc::clone(keeper), machine.clone(), order.clone(), protecting));
     Ok(())
 }
 
 /// From here on its status has it.
-fn tell(kept: &Kept, order: &ProtectionOrder) {
+fn tell(keeper: &Keeper, order: &ProtectionOrder) {
     let status = ProtectionStatus::new(ProtectionRole::Primary, order.to.clone());
-    kept.change(|told| told.protection = Some(status));
+    keeper.change(|told| told.protection = Some(status));
 }
 
 /// A keeper that takes a machine over goes on with what is wanted; what an earlier one has copied is void, which is
 /// written down before what it has held is let go. So it is of one that was taken back.
-pub(super) fn resume(kept: &Arc<Kept>, machine: &Machine) {
-    let home = kept.home();
+pub(super) fn resume(keeper: &Arc<Keeper>, machine: &Machine) {
+    let home = keeper.home();
     let order = wanted(home).unwrap_or_else(|error| {
         tracing::error!(%error, "whether the machine shall be protected is not known");
         None
@@ -143,41 +143,41 @@ pub(super) fn resume(kept: &Arc<Kept>, machine: &Machine) {
     if desired_state::is_migrated(home) || order.is_none() && left.is_none() {
         return;
     }
-    let Some(protecting) = kept.begin_protection() else { return };
+    let Some(protecting) = keeper.begin_protection() else { return };
     if let Some(order) = &order {
-        tell(kept, order);
+        tell(keeper, order);
     }
-    let (kept, machine) = (Arc::clone(kept), machine.clone());
+    let (keeper, machine) = (Arc::clone(keeper), machine.clone());
     tokio::spawn(async move {
         if let Some(left) = left {
-            let _alone = kept.alone_in_turn().await;
-            if let Err(reason) = run_alone(kept.home(), &machine, &left).await {
+            let _alone = keeper.alone_in_turn().await;
+            if let Err(reason) = run_alone(keeper.home(), &machine, &left).await {
                 tracing::error!(reason, "what it was protected by is not void");
-                kept.change(|told| told.protection = None);
-                return kept.end_protection();
+                keeper.change(|told| told.protection = None);
+                return keeper.end_protection();
             }
         }
         match order {
-            Some(order) => keep_protected(kept, machine, order, protecting).await,
-            None => kept.end_protection(),
+            Some(order) => keep_protected(keeper, machine, order, protecting).await,
+            None => keeper.end_protection(),
         }
     });
 }
 
 /// Copies it, again and again, until that is wanted no more, or it ends, or is elsewhere.
-async fn keep_protected(kept: Arc<Kept>, machine: Machine, order: ProtectionOrder, protecting: Arc<Protecting>) {
-    let home = kept.home();
+async fn keep_protected(keeper: Arc<Keeper>, machine: Machine, order: ProtectionOrder, protecting: Arc<Protecting>) {
+    let home = keeper.home();
     let is_wanted = || {
         let is_here = machine.state().ending().is_none() && !desired_state::is_migrated(home);
-        is_here && !kept.is_stopping() && !protecting.is_cancelled.load(Ordering::Acquire)
+        is_here && !keeper.is_stopping() && !protecting.is_cancelled.load(Ordering::Acquire)
     };
     let mut pause = RETRY_MIN;
     while is_wanted() {
-        let epochs = kept.epochs_protected();
+        let epochs = keeper.epochs_protected();
         // Nobody waits any more for what was asked of the copy of before.
         protecting.is_to_yield.store(false, Ordering::Release);
-        let ended = match kept.alone() {
-            Ok(_alone) => session(&kept, &machine, &order, &protecting).await,
+        let ended = match keeper.alone() {
+            Ok(_alone) => session(&keeper, &machine, &order, &protecting).await,
             Err(_) => Err("a checkpoint is being made of it".to_owned()),
         };
         let Err(reason) = ended else { break };
@@ -185,10 +185,10 @@ async fn keep_protected(kept: Arc<Kept>, machine: Machine, order: ProtectionOrde
             break;
         }
         tracing::warn!(reason, "the machine is not protected");
-        kept.change_protection(|status| {
+        keeper.change_protection(|status| {
             (status.state, status.reason) = (ProtectionState::Unprotected, Some(reason));
         });
-        if kept.epochs_protected() > epochs {
+        if keeper.epochs_protected() > epochs {
             pause = RETRY_MIN;
         }
         let again = Instant::now() + pause;
@@ -197,26 +197,26 @@ async fn keep_protected(kept: Arc<Kept>, machine: Machine, order: ProtectionOrde
             tokio::time::sleep(LOOK_INTERVAL).await;
         }
     }
-    kept.change(|told| told.protection = None);
-    kept.end_protection();
+    keeper.change(|told| told.protection = None);
+    keeper.end_protection();
     if desired_state::is_migrated(home) && machine.state().ending().is_none() {
         // It was given away, and whether it runs there is not known.
-        tokio::spawn(conclude::conclude(Arc::clone(&kept), machine));
+        tokio::spawn(conclude::conclude(Arc::clone(&keeper), machine));
     }
 }
 
 /// Copies it, and protects it until that ends. An error: why it runs alone.
 async fn session(
-    kept: &Arc<Kept>,
+    keeper: &Arc<Keeper>,
     machine: &Machine,
     order: &ProtectionOrder,
     protecting: &Arc<Protecting>,
 ) -> Result<(), String> {
-    let home = kept.home();
+    let home = keeper.home();
     let migration = as_migration(order);
     let configuration = home.configuration().map_err(words)?;
     checkpoint::check_runs(home, machine).map_err(words)?;
-    checkpoint::prepare(kept, machine, Instant::now() + CHECKPOINT_TIMEOUT).await.map_err(words)?;
+    checkpoint::prepare(keeper, machine, Instant::now() + CHECKPOINT_TIMEOUT).await.map_err(words)?;
     let departure = Departure {
         token: format!("{:032x}", rand::random::<u128>()),
         to: order.to.clone(),
@@ -229,7 +229,7 @@ async fn session(
         protects: true,
         fences: false,
     };
-    let network = receive_order::network(kept, &configuration, &migration)?;
+    let network = receive_order::network(keeper, &configuration, &migration)?;
     let receive = receive_order::of(home, &migration, &departure).map_err(words)?;
     let receive = ReceiveOrder { network, detection_s: order.detection_s, ..receive };
     departure.begin_protection(home).map_err(words)?;
@@ -237,9 +237,9 @@ async fn session(
     let handle = Handle::current();
     let outcome = match opened.and_then(|far| carried(&handle, far).map_err(words)) {
         Ok(stream) => {
-            let work = Work::new(kept, machine, migration, Arc::clone(&protecting.is_cancelled), mpsc::channel(1).0);
+            let work = Work::new(keeper, machine, migration, Arc::clone(&protecting.is_cancelled), mpsc::channel(1).0);
             let (order, protecting, departure) = (order.clone(), Arc::clone(protecting), departure.clone());
-            let disk = (kept.user().user_id(), configuration.disk_bytes);
+            let disk = (keeper.user().user_id(), configuration.disk_bytes);
             let run = Run { work, order, protecting, departure, disk };
             let ran = tokio::task::spawn_blocking(move || run.run(stream)).await;
             ran.unwrap_or_else(|error| Err(format!("it ended in its middle: {error}")))
@@ -261,11 +261,11 @@ async fn session(
         return Ok(());
     }
     if let Err(reason) = &outcome {
-        kept.change_protection(|status| {
+        keeper.change_protection(|status| {
             (status.state, status.reason) = (ProtectionState::Unprotected, Some(reason.clone()));
         });
     }
-    conclude::let_go_standing(kept, machine).await;
+    conclude::let_go_standing(keeper, machine).await;
     // As it is written down by now.
     let known = Departure::of(home).ok().flatten().filter(|known| known.token == departure.token);
     run_alone(home, machine, &known.unwrap_or(departure)).await?;

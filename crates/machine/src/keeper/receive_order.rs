@@ -3,7 +3,7 @@
 use onecopy_clone::network::client::Stream;
 
 use super::MigrationOrder;
-use super::service::Kept;
+use super::service::Keeper;
 use crate::migration::{self, Departure, HostOrder, ReceiveOrder};
 use crate::network_holder::is_to_hold;
 use crate::{BridgedNetwork, GuestImage, MachineConfiguration, MachineError, MachineHome};
@@ -41,11 +41,11 @@ pub(super) fn of(
 
 /// The card of a machine on a bridge as it is on the other host: the same one, with its addresses.
 pub(super) fn network(
-    kept: &Kept,
+    keeper: &Keeper,
     configuration: &MachineConfiguration,
     order: &MigrationOrder,
 ) -> Result<Option<BridgedNetwork>, String> {
-    let home = kept.home();
+    let home = keeper.home();
     let Some(network) = &configuration.network else {
         return match &order.bridge {
             Some(bridge) => {
@@ -60,7 +60,7 @@ pub(super) fn network(
     if home.isolated_file().exists() {
         return Err("it is a fork whose guest has not got its own addresses yet".to_owned());
     }
-    if let Some(failure) = kept.network_failure() {
+    if let Some(failure) = keeper.network_failure() {
         return Err(format!("its guest has not got its addresses: {failure}"));
     }
     let bridge = order.bridge.clone().unwrap_or_else(|| network.bridge.clone());

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::guest::Begun;
 use super::server::{Launch, Server};
 use super::servers::Servers;
-use super::service::{Kept, serve};
+use super::service::{Keeper, serve};
 use super::unresponsive::unix_ms;
 use super::{
     MachineState, arrive, arriving_disk, backup_copy, conclude, guest, memory, migrate, network, parts, protect,
@@ -68,12 +68,12 @@ pub async fn run(directory: &Path) -> Result<(), MachineError> {
         home.forget_end().map_err(MachineError::file("write into", home.root()))?;
     }
     let (stop, mut stops) = mpsc::channel(STOPS_MAX);
-    let kept = Arc::new(Kept::new(home.clone(), user.clone(), stop));
+    let keeper = Arc::new(Keeper::new(home.clone(), user.clone(), stop));
     // From now on it can be asked.
     let listener = socket::remove(&home.keeper_socket()).and_then(|()| socket::listen(&home.keeper_socket()));
     let listener = listener.map_err(MachineError::file("listen on", home.keeper_socket()))?;
-    let service = tokio::spawn(serve(listener, Arc::clone(&kept)));
-    let outcome = keep(&home, &user, &kept, &mut stops).await;
+    let service = tokio::spawn(serve(listener, Arc::clone(&keeper)));
+    let outcome = keep(&home, &user, &keeper, &mut stops).await;
     let noted = match &outcome {
         Ok(_) => None,
         Err(error) => Some(MachineEnd { clean: false, reason: error.to_string(), unix_ms: unix_ms() }),
@@ -128,7 +128,7 @@ async fn take_lock(home: &MachineHome) -> Result<Option<DirectoryLock>, MachineE
 async fn keep(
     home: &MachineHome,
     user: &ServiceUser,
-    kept: &Arc<Kept>,
+    keeper: &Arc<Keeper>,
     stops: &mut mpsc::Receiver<Stop>,
 ) -> Result<Vec<oneshot::Sender<()>>, MachineError> {
     let disk_failed = |reason| MachineError::Ended { machine: home.name().to_string(), reason };
@@ -136,7 +136,7 @@ async fn keep(
         Some(_) => (memory::take_over(home).await, None),
         None => match expected(home, user).await? {
             Some(record) => {
-                let arriving = arrive::begin(home, user, kept, record).await;
+                let arriving = arrive::begin(home, user, keeper, record).await;
                 match arriving {
                     Ok((server, arriving)) => (Some(server), Some(Begun::Arriving(Box::new(arriving)))),
                     Err(error) => {
@@ -162,7 +162,7 @@ async fn keep(
             tokio::spawn(arriving_disk::look_after_disk(home.clone(), record));
         }
     }
-    kept.change(|status| status.memory_process_id = served.as_ref().and_then(Server::process_id));
+    keeper.change(|status| status.memory_process_id = served.as_ref().and_then(Server::process_id));
     let held = match home.process_id() {
         Some(_) => network::take_over(home).await,
         None => match network::begin(home).await {
@@ -176,7 +176,7 @@ async fn keep(
             }
         },
     };
-    kept.change(|status| status.network_process_id = held.as_ref().and_then(Server::process_id));
+    keeper.change(|status| status.network_process_id = held.as_ref().and_then(Server::process_id));
     let disk = match Server::start(home, Launch::Disk(user.clone())).await {
         Ok(disk) => disk,
         Err(reason) => {
@@ -189,7 +189,7 @@ async fn keep(
             return Err(error);
         }
     };
-    kept.change(|status| status.disk_process_id = disk.process_id());
+    keeper.change(|status| status.disk_process_id = disk.process_id());
     let mut servers = Servers { disk, memory: served, network: held };
     if home.process_id().is_none()
         && let Ok(Stop { done, .. }) = stops.try_recv()
@@ -207,7 +207,7 @@ async fn keep(
         // It may stand by for long, for a machine elsewhere.
         let started = tokio::select! {
             started = guest::start(home, user, restored.take()) => started,
-            never = servers.look_after(kept, is_arriving) => match never {},
+            never = servers.look_after(keeper, is_arriving) => match never {},
         };
         match started {
             Ok(started) => break started,
@@ -225,8 +225,8 @@ async fn keep(
     // Its keeper has died before it was known where it goes on. Where that record is broken it stands.
     let decided = match arrival_of(home).filter(|_| desired_state::is_arriving(home)) {
         Some(record) => tokio::select! {
-            decided = arrive::decide(home, user, &machine, kept, &record, None) => decided,
-            never = servers.look_after(kept, false) => match never {},
+            decided = arrive::decide(home, user, &machine, keeper, &record, None) => decided,
+            never = servers.look_after(keeper, false) => match never {},
         },
         None => Ok(()),
     };
@@ -237,33 +237,33 @@ async fn keep(
         return Err(error);
     }
     // Only from here on: before that nobody lets it go.
-    kept.set_machine(machine.clone());
+    keeper.set_machine(machine.clone());
     if let Err(error) = migrate::settle(home).await {
         tracing::error!(%error, "what has become of the machine's last migration is not written down");
     }
     if desired_state::is_migrated(home) {
-        tokio::spawn(conclude::conclude(Arc::clone(kept), machine.clone()));
+        tokio::spawn(conclude::conclude(Arc::clone(keeper), machine.clone()));
     } else {
-        protect::resume(kept, &machine);
+        protect::resume(keeper, &machine);
     }
     if let Some(record) = arrival_of(home).filter(|record| begins_here && !record.is_whole) {
         tokio::spawn(arriving_disk::look_after_disk(home.clone(), record));
     }
     let (became_unresponsive, mut unresponsive) = mpsc::channel(1);
     let patience = Patience::of(home);
-    let greeter = tokio::spawn(look_after_agent(machine.clone(), Arc::clone(kept), patience, became_unresponsive));
+    let greeter = tokio::spawn(look_after_agent(machine.clone(), Arc::clone(keeper), patience, became_unresponsive));
     let mut terminated =
         signal(SignalKind::terminate()).map_err(MachineError::file("listen for signals of", home.root()))?;
     let (mut waiting, mut ender, mut was_forced, mut was_unresponsive) = (Vec::new(), None, false, false);
     if care == Takeover::Stop {
         tracing::info!("the machine was being ended when its keeper died: that goes on");
-        kept.change(|status| status.state = MachineState::Stopping);
-        ender = Some(tokio::spawn(end(machine.clone(), Arc::clone(kept), false, END_TIMEOUT)));
+        keeper.change(|status| status.state = MachineState::Stopping);
+        ender = Some(tokio::spawn(end(machine.clone(), Arc::clone(keeper), false, END_TIMEOUT)));
     }
     let ending = loop {
         tokio::select! {
             ending = machine.wait_ended() => break ending,
-            never = servers.look_after(kept, false) => match never {},
+            never = servers.look_after(keeper, false) => match never {},
             // Who has asked while it could not be done, and has gone, wants it no more.
             Some(Stop { force, timeout, done }) = stops.recv() => {
                 if done.is_closed() {
@@ -271,9 +271,9 @@ async fn keep(
                 }
                 waiting.push(done);
                 was_forced |= force;
-                kept.change(|status| status.state = MachineState::Stopping);
+                keeper.change(|status| status.state = MachineState::Stopping);
                 // A second one, which may be in more of a hurry, goes beside the first.
-                let previous = ender.replace(tokio::spawn(end(machine.clone(), Arc::clone(kept), force, timeout)));
+                let previous = ender.replace(tokio::spawn(end(machine.clone(), Arc::clone(keeper), force, timeout)));
                 if let Some(previous) = previous.filter(|_| force) {
                     previous.abort();
                 }
@@ -281,19 +281,19 @@ async fn keep(
             Some(()) = unresponsive.recv(), if patience.ends_unresponsive && ender.is_none() => {
                 tracing::error!("the guest is unresponsive, and the machine is ended");
                 was_unresponsive = true;
-                kept.change(|status| status.state = MachineState::Stopping);
-                ender = Some(tokio::spawn(end(machine.clone(), Arc::clone(kept), true, END_TIMEOUT)));
+                keeper.change(|status| status.state = MachineState::Stopping);
+                ender = Some(tokio::spawn(end(machine.clone(), Arc::clone(keeper), true, END_TIMEOUT)));
             }
             _ = terminated.recv() => {
-                kept.change(|status| status.state = MachineState::Stopping);
-                ender.get_or_insert_with(|| tokio::spawn(end(machine.clone(), Arc::clone(kept), false, END_TIMEOUT)));
+                keeper.change(|status| status.state = MachineState::Stopping);
+                ender.get_or_insert_with(|| tokio::spawn(end(machine.clone(), Arc::clone(keeper), false, END_TIMEOUT)));
             }
         }
     };
     greeter.abort();
     tracing::info!(ending = %ending, "the machine has ended");
-    kept.change(|status| (status.state, status.process_id) = (MachineState::Stopping, None));
-    backup_copy::resolve_end(kept, &ending, ender.is_some()).await;
+    keeper.change(|status| (status.state, status.process_id) = (MachineState::Stopping, None));
+    backup_copy::resolve_end(keeper, &ending, ender.is_some()).await;
     servers.close(home).await;
     let mut end = end_of(&ending, was_forced);
     if was_unresponsive {
@@ -342,14 +342,14 @@ impl Patience {
 }
 
 /// Ends the machine; its watcher tells when it has ended.
-async fn end(machine: Machine, kept: Arc<Kept>, force: bool, timeout: Duration) {
+async fn end(machine: Machine, keeper: Arc<Keeper>, force: bool, timeout: Duration) {
     let ended = async {
         // Let go between its cuts, memory and disk of a checkpoint would be of two instants.
-        let alone = kept.no_take().await;
-        note_stopping(&kept);
+        let alone = keeper.no_take().await;
+        note_stopping(&keeper);
         // One that stands could do nothing; and one that must not run is ended as it is.
         if machine.state() == State::Paused
-            && let Err(error) = kept.let_go(&machine).await
+            && let Err(error) = keeper.let_go(&machine).await
         {
             tracing::warn!(%error, "the machine stands and is not let go");
             return;
@@ -357,7 +357,7 @@ async fn end(machine: Machine, kept: Arc<Kept>, force: bool, timeout: Duration) 
         // No take begins any more: that would have to be written down.
         drop(alone);
         // The agent stops the server first; without an agent the button does the same.
-        let asked = match kept.agent() {
+        let asked = match keeper.agent() {
             Some(agent) => agent.power_off().await.is_ok(),
             None => false,
         };
@@ -372,14 +372,14 @@ async fn end(machine: Machine, kept: Arc<Kept>, force: bool, timeout: Duration) 
         return;
     }
     // A take that is under way sees that, and is void.
-    note_stopping(&kept);
+    note_stopping(&keeper);
     if let Err(error) = machine.quit().await {
         tracing::error!(%error, "QEMU does not end");
     }
 }
 
-fn note_stopping(kept: &Kept) {
-    if let Err(error) = kept.note(DesiredState::Stopping) {
+fn note_stopping(keeper: &Keeper) {
+    if let Err(error) = keeper.note(DesiredState::Stopping) {
         // It ends all the same; only nobody goes on with that.
         tracing::error!(%error, "it is not written down that the machine is being ended");
     }
@@ -389,7 +389,7 @@ fn note_stopping(kept: &Kept) {
 /// is told once it is that.
 async fn look_after_agent(
     machine: Machine,
-    kept: Arc<Kept>,
+    keeper: Arc<Keeper>,
     patience: Patience,
     became_unresponsive: mpsc::Sender<()>,
 ) {
@@ -399,28 +399,28 @@ async fn look_after_agent(
             tracing::warn!(%error, "the guest's clock is as it was");
         }
         tracing::info!(kernel = greeting.kernel, boot = greeting.boot_id, "the guest's agent answers");
-        network::set_identity(&kept, &machine, &agent).await;
-        kept.set_agent(agent.clone(), greeting.kernel);
-        let thawing = tokio::spawn(thaw_left(machine.clone(), Arc::clone(&kept)));
+        network::set_identity(&keeper, &machine, &agent).await;
+        keeper.set_agent(agent.clone(), greeting.kernel);
+        let thawing = tokio::spawn(thaw_left(machine.clone(), Arc::clone(&keeper)));
         // Where one waits to be heard already, that is enough.
         let told = || {
             let _ = became_unresponsive.try_send(());
         };
-        unresponsive::watch(&machine, &agent, &kept, patience.silent_after, told).await;
+        unresponsive::watch(&machine, &agent, &keeper, patience.silent_after, told).await;
         tracing::warn!(reason = agent.lost(), "the guest's agent is lost");
         thawing.abort();
-        kept.forget_agent(unix_ms());
+        keeper.forget_agent(unix_ms());
     }
 }
 
 /// Lets a server go on that a keeper which has died has held for a checkpoint. That of a fork which does not know yet
 /// whom it follows stays held.
-async fn thaw_left(machine: Machine, kept: Arc<Kept>) {
-    let is_server = kept.home().configuration().is_ok_and(|configuration| configuration.postgresql);
+async fn thaw_left(machine: Machine, keeper: Arc<Keeper>) {
+    let is_server = keeper.home().configuration().is_ok_and(|configuration| configuration.postgresql);
     // Not in the middle of a take: what it has held is to be so in its copy.
-    let _alone = kept.no_take().await;
-    if is_server && !kept.home().isolated_file().exists() {
-        parts::thaw(&kept, &machine).await;
+    let _alone = keeper.no_take().await;
+    if is_server && !keeper.home().isolated_file().exists() {
+        parts::thaw(&keeper, &machine).await;
     }
 }
 

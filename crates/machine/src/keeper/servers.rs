@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use super::server::{Role, Server, ServerEvent};
-use super::service::Kept;
+use super::service::Keeper;
 use super::{memory, network};
 use crate::MachineHome;
 
@@ -22,7 +22,7 @@ impl Servers {
     ///
     /// While the machine only waits for what comes from elsewhere a memory whose server dies is of no use: who has it
     /// mapped, or writes there, gets an error instead of waiting, and what was to begin does not.
-    pub(super) async fn look_after(&mut self, kept: &Kept, is_waiting: bool) -> Infallible {
+    pub(super) async fn look_after(&mut self, keeper: &Keeper, is_waiting: bool) -> Infallible {
         loop {
             let (role, event) = tokio::select! {
                 event = self.disk.next() => (Role::Disk, event),
@@ -37,7 +37,7 @@ impl Servers {
                 }
                 ServerEvent::Died(reason) => {
                     tracing::warn!(reason, "the {role} has died and is started again");
-                    kept.change(|status| match role {
+                    keeper.change(|status| match role {
                         Role::Disk => status.disk_process_id = None,
                         Role::Memory => status.memory_process_id = None,
                         Role::Network => status.network_process_id = None,
@@ -45,7 +45,7 @@ impl Servers {
                 }
                 ServerEvent::Serves => {
                     let number = self.process_id(role);
-                    kept.change(|status| {
+                    keeper.change(|status| {
                         let (process_id, restarts) = match role {
                             Role::Disk => (&mut status.disk_process_id, &mut status.disk_restarts),
                             Role::Memory => (&mut status.memory_process_id, &mut status.memory_restarts),

@@ -32,7 +32,7 @@ const PROTECTION_LOOK_INTERVAL: Duration = Duration::from_millis(20);
 const PROGRESS_MAX: usize = 16;
 
 /// What a keeper knows of its machine.
-pub(super) struct Kept {
+pub(super) struct Keeper {
     home: MachineHome,
     user: ServiceUser,
     status: Mutex<KeeperStatus>,
@@ -55,9 +55,9 @@ pub(super) struct Kept {
     deciding: Mutex<Option<(String, oneshot::Sender<bool>)>>,
 }
 
-impl Kept {
+impl Keeper {
     /// A machine that is only beginning.
-    pub(super) fn new(home: MachineHome, user: ServiceUser, stops: mpsc::Sender<Stop>) -> Kept {
+    pub(super) fn new(home: MachineHome, user: ServiceUser, stops: mpsc::Sender<Stop>) -> Keeper {
         let status = KeeperStatus {
             state: MachineState::Starting,
             unresponsive_since_unix_ms: None,
@@ -76,7 +76,7 @@ impl Kept {
         };
         let (agent, machine, noting) = (Mutex::default(), OnceLock::new(), Mutex::default());
         let (incoming, coming) = mpsc::channel(1);
-        Kept {
+        Keeper {
             home,
             user,
             status: Mutex::new(status),
@@ -128,19 +128,19 @@ impl Kept {
 
     /// Sends the machine to another host. Who goes away cancels that, until it was given away.
     async fn migrate(
-        self: &Arc<Kept>,
+        self: &Arc<Keeper>,
         order: MigrationOrder,
         progress: &mpsc::Sender<KeeperReply>,
     ) -> Result<KeeperReply, MachineError> {
         let machine = self.machine.get().cloned();
         let machine = machine.ok_or_else(|| MachineError::DoesNotRun { name: self.home.name().clone() })?;
-        let (kept, is_cancelled, told) = (Arc::clone(self), Arc::new(AtomicBool::new(false)), progress.clone());
+        let (keeper, is_cancelled, told) = (Arc::clone(self), Arc::new(AtomicBool::new(false)), progress.clone());
         let _cancels = Cancels(Arc::clone(&is_cancelled));
         let migrating = tokio::spawn(async move {
-            let _alone = kept.alone()?;
-            *kept.migration.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&is_cancelled));
-            let outcome = migrate::migrate(&kept, &machine, order, is_cancelled, told).await;
-            *kept.migration.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            let _alone = keeper.alone()?;
+            *keeper.migration.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&is_cancelled));
+            let outcome = migrate::migrate(&keeper, &machine, order, is_cancelled, told).await;
+            *keeper.migration.lock().unwrap_or_else(PoisonError::into_inner) = None;
             if matches!(outcome, Ok(KeeperReply::Migrated(_))) {
                 // Beside the answer: with the machine this keeper ends.
                 tokio::spawn(async move {
@@ -164,7 +164,7 @@ impl Kept {
         }
     }
 
-    /// For whoever protects the machine, until [`Kept::end_protection`]. None: somebody does.
+    /// For whoever protects the machine, until [`Keeper::end_protection`]. None: somebody does.
     pub(super) fn begin_protection(&self) -> Option<Arc<Protecting>> {
         let mut protecting = self.protecting.lock().unwrap_or_else(PoisonError::into_inner);
         protecting.is_none().then(|| Arc::clone(protecting.insert(Arc::default())))
@@ -214,7 +214,7 @@ impl Kept {
         }
     }
 
-    fn protect(self: &Arc<Kept>, order: &ProtectionOrder) -> Result<(), MachineError> {
+    fn protect(self: &Arc<Keeper>, order: &ProtectionOrder) -> Result<(), MachineError> {
         let machine = self.machine.get();
         let machine = machine.ok_or_else(|| MachineError::DoesNotRun { name: self.home.name().clone() })?;
         protect::begin(self, machine, order)
@@ -375,7 +375,7 @@ impl Kept {
     }
 
     /// Makes the machine stand, or run again.
-    async fn set_paused(self: &Arc<Kept>, is_wanted: bool) -> Result<(), MachineError> {
+    async fn set_paused(self: &Arc<Keeper>, is_wanted: bool) -> Result<(), MachineError> {
         let does_not_run = || MachineError::DoesNotRun { name: self.home.name().clone() };
         let machine = self.machine.get().ok_or_else(does_not_run)?;
         // A take would let go what is to stand.
@@ -395,22 +395,22 @@ impl Kept {
 
     /// Takes a checkpoint, also when who has asked has gone.
     async fn checkpoint(
-        self: &Arc<Kept>,
+        self: &Arc<Keeper>,
         keep: Option<u64>,
         holds_server: bool,
     ) -> Result<CheckpointTaken, MachineError> {
         let machine = self.machine.get().cloned();
         let machine = machine.ok_or_else(|| MachineError::DoesNotRun { name: self.home.name().clone() })?;
-        let kept = Arc::clone(self);
+        let keeper = Arc::clone(self);
         let taking = tokio::spawn(async move {
-            let _alone = kept.alone()?;
-            checkpoint::checkpoint(&kept, &machine, keep, holds_server).await
+            let _alone = keeper.alone()?;
+            checkpoint::checkpoint(&keeper, &machine, keep, holds_server).await
         });
         taking.await.unwrap_or_else(|error| Err(MachineError::Task(format!("taking a checkpoint ended: {error}"))))
     }
 
     /// Forgets the checkpoint of a held server, and what no checkpoint names.
-    async fn forget_checkpoint(self: &Arc<Kept>) -> Result<(), MachineError> {
+    async fn forget_checkpoint(self: &Arc<Keeper>) -> Result<(), MachineError> {
         let _alone = self.alone()?;
         let home = self.home.clone();
         let forgotten = tokio::task::spawn_blocking(move || {
@@ -445,7 +445,7 @@ impl Kept {
         self.checkpointing.lock().await
     }
 
-    async fn answer(self: &Arc<Kept>, request: KeeperRequest, progress: &mpsc::Sender<KeeperReply>) -> KeeperReply {
+    async fn answer(self: &Arc<Keeper>, request: KeeperRequest, progress: &mpsc::Sender<KeeperReply>) -> KeeperReply {
         let failed = |message: String| KeeperReply::Error { kind: None, message };
         match request {
             KeeperRequest::Status {} => KeeperReply::Status(self.told()),
@@ -534,11 +534,11 @@ fn done(outcome: Result<(), MachineError>) -> KeeperReply {
 }
 
 /// Answers until it is dropped.
-pub(super) async fn serve(listener: UnixListener, kept: Arc<Kept>) {
+pub(super) async fn serve(listener: UnixListener, keeper: Arc<Keeper>) {
     server::accept(listener, |stream| {
-        let kept = Arc::clone(&kept);
+        let keeper = Arc::clone(&keeper);
         async move {
-            if let Err(error) = converse(stream, &kept).await {
+            if let Err(error) = converse(stream, &keeper).await {
                 tracing::debug!(%error, "a caller has gone");
             }
         }
@@ -546,7 +546,7 @@ pub(super) async fn serve(listener: UnixListener, kept: Arc<Kept>) {
     .await;
 }
 
-async fn converse(stream: UnixStream, kept: &Arc<Kept>) -> io::Result<()> {
+async fn converse(stream: UnixStream, keeper: &Arc<Keeper>) -> io::Result<()> {
     // The longest request is a file to write, in base64, with its envelope.
     let mut lines = JsonLines::new(stream, LINE_BYTES_MAX);
     let request = match tokio::time::timeout(REQUEST_TIMEOUT, lines.receive::<KeeperRequest>()).await {
@@ -563,12 +563,12 @@ async fn converse(stream: UnixStream, kept: &Arc<Kept>) -> io::Result<()> {
         lines.send(&KeeperReply::Done {}).await?;
         if let Some(stream) = lines.into_stream() {
             // One machine comes over one connection: another one is hung up on.
-            let _ = kept.incoming.0.try_send(stream);
+            let _ = keeper.incoming.0.try_send(stream);
         }
         return Ok(());
     }
     let (sender, mut progress) = mpsc::channel(PROGRESS_MAX);
-    let answer = kept.answer(request, &sender);
+    let answer = keeper.answer(request, &sender);
     tokio::pin!(answer);
     let last = loop {
         tokio::select! {

@@ -19,7 +19,7 @@ use super::backup::Copy;
 use super::link::{Answered, DestinationLink, Said, message, set_protected, understand};
 use super::migrate::words;
 use super::protection::{ProtectionRole, ProtectionState, ProtectionStatus};
-use super::service::Kept;
+use super::service::Keeper;
 use super::unresponsive::unix_ms;
 use crate::migration::{Arrival, Verdict};
 use crate::{MachineError, MachineHome};
@@ -78,7 +78,7 @@ fn follow(
     (link, stream): (&mut DestinationLink, &UnixStream),
     decoder: &mut Decoder,
     copy: &Copy,
-    kept: &Kept,
+    keeper: &Keeper,
     detection_s: Option<u64>,
 ) -> (Ended, Instant) {
     let mut heard = Instant::now();
@@ -94,7 +94,7 @@ fn follow(
                 if is_whole && let Err(error) = set_protected(stream, detection_s) {
                     break Ended::Lost(words(error));
                 }
-                kept.change_protection(|status| {
+                keeper.change_protection(|status| {
                     status.epochs += 1;
                     if is_whole {
                         status.state = ProtectionState::Protected;
@@ -129,13 +129,13 @@ impl Arriving {
         user: &ServiceUser,
         machine: &Machine,
     ) -> Result<(), MachineError> {
-        let Arriving { mut link, stream, mut decoder, prefix, shared, record, kept, has_snapshot, copy, restored } =
+        let Arriving { mut link, stream, mut decoder, prefix, shared, record, keeper, has_snapshot, copy, restored } =
             self;
         let copy = copy.ok_or_else(|| failed(home, "there is no copy of it"))?;
         let status = ProtectionStatus::new(ProtectionRole::Backup, record.origin.clone());
-        kept.change(|told| told.protection = Some(status));
+        keeper.change(|told| told.protection = Some(status));
         let own = stream.try_clone().map_err(|error| failed(home, error))?;
-        let told = Arc::clone(&kept);
+        let told = Arc::clone(&keeper);
         let detection_s = record.detection_s;
         let mut following = tokio::task::spawn_blocking(move || {
             let ended = follow((&mut link, &own), &mut decoder, &copy, &told, detection_s);
@@ -143,7 +143,7 @@ impl Arriving {
         });
         let (joined, word) = tokio::select! {
             joined = &mut following => (joined, None),
-            goes = kept.decided(&record.token) => {
+            goes = keeper.decided(&record.token) => {
                 let _ = stream.shutdown(Shutdown::Both);
                 (following.await, Some(goes))
             }
@@ -163,11 +163,11 @@ impl Arriving {
                 return Err(keep_there(home, &record));
             }
             (None, Ended::Last) => {
-                let (copy, told) = (Some(copy), Arc::clone(&kept));
+                let (copy, told) = (Some(copy), Arc::clone(&keeper));
                 // Nothing more comes: where the source is lost now, a person decides.
                 told.change_protection(|status| status.state = ProtectionState::Unprotected);
                 let arriving =
-                    Arriving { link, stream, decoder, prefix, shared, record, kept, has_snapshot, copy, restored };
+                    Arriving { link, stream, decoder, prefix, shared, record, keeper, has_snapshot, copy, restored };
                 arriving.arrive(home, user, machine, heard).await?;
                 told.change(|told| told.protection = None);
                 return Ok(());
@@ -190,10 +190,10 @@ impl Arriving {
         }
         if let Some(reason) = lost {
             tracing::warn!(reason, "the source is lost, and whether the machine runs there is not known");
-            kept.change_protection(|status| {
+            keeper.change_protection(|status| {
                 (status.state, status.reason) = (ProtectionState::Unprotected, Some(reason));
             });
-            let verdict = verdict(home, machine, &kept, &record, Some(heard)).await;
+            let verdict = verdict(home, machine, &keeper, &record, Some(heard)).await;
             if !matches!(verdict, Ok(Verdict::Given)) {
                 close(Some(copy));
                 return Err(verdict.err().unwrap_or_else(|| keep_there(home, &record)));
@@ -215,7 +215,7 @@ impl Arriving {
             return Err(error);
         }
         go_on(home, user, machine, &record).await?;
-        kept.change(|told| told.protection = None);
+        keeper.change(|told| told.protection = None);
         note_prefix(home, machine, &prefix);
         Ok(())
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use onecopy_hypervisor::{Agent, Machine, State};
 
-use super::service::Kept;
+use super::service::Keeper;
 
 /// Probes in a row without an answer that are no accident: one is lost when the guest boots again.
 const PROBES_MISSED_MAX: u32 = 3;
@@ -42,7 +42,7 @@ impl MissedProbes {
 
 /// Probes the agent until its connection is lost, and tells `kept` whether the guest is unresponsive: when it has not
 /// answered for `patience` while QEMU let it run. `told` is called each time it has become so.
-pub(super) async fn watch(machine: &Machine, agent: &Agent, kept: &Kept, patience: Duration, told: impl Fn()) {
+pub(super) async fn watch(machine: &Machine, agent: &Agent, keeper: &Keeper, patience: Duration, told: impl Fn()) {
     let probe = patience / PROBES_MISSED_MAX;
     let mut probes = MissedProbes::default();
     loop {
@@ -61,7 +61,7 @@ pub(super) async fn watch(machine: &Machine, agent: &Agent, kept: &Kept, patienc
             probes = MissedProbes::default();
         }
         if since.is_some() != was_unresponsive {
-            kept.set_silent(since);
+            keeper.set_silent(since);
         }
         match since {
             Some(_) if !was_unresponsive => {
