@@ -10,7 +10,7 @@ use super::conclude;
 use super::link::ALONE_AFTER;
 use super::migrate::words;
 use super::protect::LOOK_INTERVAL;
-use super::service::Keeper;
+use super::state::Keeper;
 use crate::desired_state;
 use crate::migration::{self, Departure, DepartureState, Gone, HostOrder};
 use crate::network_holder::{NetworkClient, Request as NetworkRequest, is_to_hold};

@@ -13,7 +13,7 @@ use onecopy_hypervisor::{Machine, State};
 use tokio::runtime::Handle;
 
 use super::conclude;
-use super::service::Keeper;
+use super::state::Keeper;
 use crate::desired_state::DesiredState;
 use crate::error::hypervisor_failed;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use onecopy_hypervisor::Machine;
 
 use super::protect;
-use super::service::Keeper;
+use super::state::Keeper;
 use crate::migration::{self, Departure, DepartureState, Gone, HostOrder};
 use crate::{MachineHome, desired_state};
 

@@ -33,6 +33,7 @@ mod servers;
 mod service;
 mod shared_disk;
 mod stand_by;
+mod state;
 mod unresponsive;
 
 pub use checkpoint::CheckpointTaken;

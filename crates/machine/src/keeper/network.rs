@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 use super::guest::connect;
 use super::processes::{end_left_server, server_of};
 use super::server::{LOOK_INTERVAL, Launch, NetworkDescriptors, READY_TIMEOUT, Role, Server};
-use super::service::Keeper;
+use super::state::Keeper;
 use crate::home::{absent_is_fine, write_own_file};
 use crate::memory_server::descriptor_of;
 use crate::network::{BridgedNetwork, interface_name};

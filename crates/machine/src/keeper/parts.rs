@@ -16,7 +16,7 @@ use onecopy_hypervisor::{HypervisorError, Machine};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
-use super::service::Keeper;
+use super::state::Keeper;
 use crate::desired_state::{self, DesiredState};
 use crate::memory_server::{EndedEpoch, MemoryClient, Request};
 use crate::{MachineError, MachineHome};

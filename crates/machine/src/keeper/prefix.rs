@@ -9,7 +9,7 @@ use onecopy_hypervisor::monitor::{MigrationStatus, MigrationTarget};
 
 use super::checkpoint::check_runs;
 use super::parts::{GO_ON_INTERVAL, read};
-use super::service::Keeper;
+use super::state::Keeper;
 use crate::desired_state::{self, DesiredState};
 use crate::{MachineError, hypervisor_failed};
 

@@ -28,7 +28,7 @@ use super::primary::{Ended, Run};
 use super::protection::{
     Durability, ProtectionOrder, ProtectionRole, ProtectionState, ProtectionStatus, check_detection,
 };
-use super::service::Keeper;
+use super::state::Keeper;
 use super::{MigrationOrder, checkpoint, conclude, disk_epochs, receive_order};
 use crate::desired_state;
 use crate::home::absent_is_fine;

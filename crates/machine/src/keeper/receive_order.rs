@@ -3,7 +3,7 @@
 use onecopy_clone::network::client::Stream;
 
 use super::MigrationOrder;
-use super::service::Keeper;
+use super::state::Keeper;
 use crate::migration::{self, Departure, HostOrder, ReceiveOrder};
 use crate::network_holder::is_to_hold;
 use crate::{BridgedNetwork, GuestImage, MachineConfiguration, MachineError, MachineHome};

@@ -20,7 +20,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::guest::Begun;
 use super::server::{Launch, Server};
 use super::servers::Servers;
-use super::service::{Keeper, serve};
+use super::service::serve;
+use super::state::Keeper;
 use super::unresponsive::unix_ms;
 use super::{
     MachineState, arrive, arriving_disk, backup_copy, conclude, guest, memory, migrate, network, parts, protect,

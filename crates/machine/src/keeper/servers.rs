@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use super::server::{Role, Server, ServerEvent};
-use super::service::Keeper;
+use super::state::Keeper;
 use super::{memory, network};
 use crate::MachineHome;
 

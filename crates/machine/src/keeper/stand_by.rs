@@ -19,7 +19,7 @@ use super::backup::Copy;
 use super::link::{Answered, DestinationLink, Said, message, set_protected, understand};
 use super::migrate::words;
 use super::protection::{ProtectionRole, ProtectionState, ProtectionStatus};
-use super::service::Keeper;
+use super::state::Keeper;
 use super::unresponsive::unix_ms;
 use crate::migration::{Arrival, Verdict};
 use crate::{MachineError, MachineHome};

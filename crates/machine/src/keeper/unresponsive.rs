@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use onecopy_hypervisor::{Agent, Machine, State};
 
-use super::service::Keeper;
+use super::state::Keeper;
 
 /// Probes in a row without an answer that are no accident: one is lost when the guest boots again.
 const PROBES_MISSED_MAX: u32 = 3;

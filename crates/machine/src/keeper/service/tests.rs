@@ -1,8 +1,10 @@
 //! What a keeper answers.
 
+use onecopy_postgres::ServiceUser;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
+use crate::MachineHome;
 
 /// Far beyond what a busy host takes.
 const SOON: Duration = Duration::from_secs(60);
