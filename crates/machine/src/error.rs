@@ -174,6 +174,19 @@ pub enum MachineError {
         /// The machine.
         name: MachineName,
     },
+    /// This host has no memory for forks.
+    #[error(
+        "forks of {parent} need {wanted_bytes} bytes of memory at once, and {available_bytes} can be had here without \
+         swapping; stop something, or make fewer of them"
+    )]
+    NoMemory {
+        /// The machine.
+        parent: MachineName,
+        /// Needed.
+        wanted_bytes: u64,
+        /// What this host has, or what the control group may have.
+        available_bytes: u64,
+    },
     /// The process that looks after a machine does not do what it shall.
     #[error("{machine}: its keeper {reason}; what it says is in {log}")]
     Keeper {

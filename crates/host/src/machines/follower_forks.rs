@@ -19,6 +19,7 @@ use onecopy_machine::{Machine, MachineConfiguration, MachineError, MachineHome};
 use onecopy_postgres::Role;
 use tokio::task::JoinSet;
 
+use super::fork_memory;
 use super::registry::blocking;
 use super::runtime::machine_of;
 use crate::provisioning::{Provisioner, slot_name};
@@ -104,6 +105,7 @@ impl Provisioner {
             return Err(HostError::NotForked { parent: parent.name.clone(), reason });
         }
         let machine = self.machine(parent).ok_or(MachineError::NoMachines)?;
+        fork_memory::check(machine.home().name(), &machine.home().configuration()?, true, followers.len())?;
         for follower in followers {
             self.remove_machine(follower).await?;
         }

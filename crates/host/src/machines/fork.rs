@@ -6,8 +6,8 @@ use onecopy_machine::{
     BridgedNetwork, Forward, InterfaceAddress, Machine, MachineConfiguration, MachineError, MachineHome, MachineName,
 };
 
-use super::Machines;
 use super::registry::{blocking, with_card};
+use super::{Machines, fork_memory};
 use crate::{HostError, Progress};
 
 /// How long the guest may take to be told its name.
@@ -54,8 +54,8 @@ impl Machines {
     /// number.
     ///
     /// # Errors
-    /// [`MachineError::OfCluster`], [`MachineError::Exists`], those of [`Machine::checkpoint`] and
-    /// [`Machine::restore`]; nothing of the new machine is left then.
+    /// [`MachineError::OfCluster`], [`MachineError::Exists`], [`MachineError::NoMemory`], those of
+    /// [`Machine::checkpoint`] and [`Machine::restore`]; nothing of the new machine is left then.
     pub async fn fork(&self, parent: &MachineName, fork: &Fork, progress: &dyn Progress) -> Result<u64, HostError> {
         let name = &fork.name;
         if name.is_of_clusters() {
@@ -63,7 +63,9 @@ impl Machines {
         }
         let original = self.get(parent)?;
         self.refuse_clusters(parent, "its fork would be a second server of the same name in the cluster")?;
-        let network = fork.network(original.home().configuration()?.network.as_ref())?;
+        let configuration = original.home().configuration()?;
+        let network = fork.network(configuration.network.as_ref())?;
+        fork_memory::check(parent, &configuration, fork.shares, 1)?;
         let home = MachineHome::of(&self.directory.machines(), name);
         if home.is_made() {
             return Err(MachineError::Exists { name: name.clone() }.into());

@@ -2,6 +2,7 @@
 
 mod follower_forks;
 mod fork;
+mod fork_memory;
 mod metrics;
 mod migration;
 mod protection;

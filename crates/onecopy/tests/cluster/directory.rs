@@ -75,6 +75,16 @@ impl ClusterDirectory {
         Ran::from(self.command(arguments).output().expect("run onecopy"))
     }
 
+    /// The same in a control group.
+    #[allow(dead_code, reason = "not every test program that has this module bounds it")]
+    pub fn run_in(&self, group: &Path, arguments: &[&str]) -> Ran {
+        let whole = self.command(arguments);
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ > $0/cgroup.procs && exec \"$@\""]).arg(group).arg(whole.get_program());
+        command.args(whole.get_args()).env("ONECOPY_DIR", self.path()).stdin(Stdio::null());
+        Ran::from(command.output().expect("run onecopy"))
+    }
+
     /// The same with this as its standard input.
     #[allow(dead_code, reason = "not every test program that has this module gives input")]
     pub fn run_with_input(&self, arguments: &[&str], input: &[u8]) -> Ran {
