@@ -335,12 +335,12 @@ mod tests {
         fs::create_dir_all(home.checkpoints()).unwrap();
         let (one, other) = (devices_file(&home, 7), devices_file(&home, 8));
         assert_ne!(one, other);
-        let keeper = ["machine", "hardware.json", "checkpoint.1"].map(|name| home.checkpoints().join(name));
-        for path in keeper.iter().chain([&one, &other]) {
+        let kept = ["machine", "hardware.json", "checkpoint.1"].map(|name| home.checkpoints().join(name));
+        for path in kept.iter().chain([&one, &other]) {
             fs::write(path, "").unwrap();
         }
         remove_devices(&home.checkpoints()).unwrap();
-        assert!(!one.exists() && !other.exists() && keeper.iter().all(|path| path.exists()));
+        assert!(!one.exists() && !other.exists() && kept.iter().all(|path| path.exists()));
     }
 
     /// Spec: D6

@@ -110,12 +110,12 @@ pub(super) async fn start(
         let fork = match begun {
             Some(Begun::Arriving(arriving)) => return arriving.finish(home, user, &machine).await,
             Some(Begun::Restored(mut restored)) => {
-                let keeper = restored.keeper.take();
-                if keeper.is_some() {
+                let kept = restored.kept.take();
+                if kept.is_some() {
                     network::silence(home, &machine).await?;
                 }
                 restored.load(home, &machine).await?;
-                keeper
+                kept
             }
             None => None,
         };

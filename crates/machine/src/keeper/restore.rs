@@ -56,7 +56,7 @@ pub(super) struct Restored {
     /// What its memory is a private view of; none: what its memory server has.
     pub(super) frozen: Option<PathBuf>,
     /// Of a fork: its parent keeps what it needs until its guest is let go.
-    pub(super) keeper: Option<File>,
+    pub(super) kept: Option<File>,
 }
 
 /// The checkpoint that the machine is to begin at, if there is one; it is for one start only. A fork's stays until
@@ -127,7 +127,7 @@ pub(super) fn prepare(
 ) -> Result<Restored, MachineError> {
     let failed = |reason: String| MachineError::Checkpoint { machine: home.name().to_string(), reason };
     let parent = start_point.parent.as_deref().map_or_else(|| Ok(home.clone()), MachineHome::at)?;
-    let keeper = start_point.parent.as_ref().map(|_| parent.keep_for_forks()).transpose()?;
+    let kept = start_point.parent.as_ref().map(|_| parent.keep_for_forks()).transpose()?;
     let directory = parent.checkpoints();
     let image = Image::open(&directory).map_err(|error| failed(error.to_string()))?;
     let machine = home.configuration()?;
@@ -161,7 +161,7 @@ pub(super) fn prepare(
     give_all(&new, user)?;
     fs::rename(&new, home.numbered_disk(next)).map_err(MachineError::file("rename", &new))?;
     let (sends, receives) = UnixStream::pair().map_err(MachineError::file("make a connection for", home.root()))?;
-    Ok(Restored { stream, sends, receives: Arc::new(receives.into()), disk: next, frozen, keeper })
+    Ok(Restored { stream, sends, receives: Arc::new(receives.into()), disk: next, frozen, kept })
 }
 
 /// What a machine would find here.
@@ -183,8 +183,8 @@ impl Restored {
     /// One whose stream comes while QEMU waits for it already.
     pub(super) fn waiting(home: &MachineHome, disk: u64) -> Result<Restored, MachineError> {
         let (sends, receives) = UnixStream::pair().map_err(MachineError::file("make a connection for", home.root()))?;
-        let (stream, frozen, keeper) = (Vec::new(), None, None);
-        Ok(Restored { stream, sends, receives: Arc::new(receives.into()), disk, frozen, keeper })
+        let (stream, frozen, kept) = (Vec::new(), None, None);
+        Ok(Restored { stream, sends, receives: Arc::new(receives.into()), disk, frozen, kept })
     }
 
     /// What QEMU shall read.

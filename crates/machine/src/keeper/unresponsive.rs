@@ -40,7 +40,7 @@ impl MissedProbes {
     }
 }
 
-/// Probes the agent until its connection is lost, and tells `kept` whether the guest is unresponsive: when it has not
+/// Probes the agent until its connection is lost, and tells `keeper` whether the guest is unresponsive: when it has not
 /// answered for `patience` while QEMU let it run. `told` is called each time it has become so.
 pub(super) async fn watch(machine: &Machine, agent: &Agent, keeper: &Keeper, patience: Duration, told: impl Fn()) {
     let probe = patience / PROBES_MISSED_MAX;
