@@ -155,6 +155,11 @@ impl From<DirectoryError> for HostError {
 }
 
 impl HostError {
+    /// Whether this host has no memory for forks.
+    pub(crate) fn is_no_memory(&self) -> bool {
+        matches!(self, HostError::Machine(onecopy_machine::MachineError::NoMemory { .. }))
+    }
+
     /// Wraps a failed file operation; for `map_err`.
     pub(crate) fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> HostError {
         let path = path.into();

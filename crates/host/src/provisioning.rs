@@ -363,6 +363,8 @@ impl ServerMaker for ReportingMaker<'_> {
             }
             let forked = match self.provisioner.fork_followers(leader, leader, followers, self.progress).await {
                 Ok(forked) => forked,
+                // A copy needs more.
+                Err(error) if error.is_no_memory() => return Err(error),
                 Err(error) => {
                     self.progress.notice(format!("{error}; its data is copied instead"));
                     return Ok(Vec::new());

@@ -105,7 +105,7 @@ impl Provisioner {
             return Err(HostError::NotForked { parent: parent.name.clone(), reason });
         }
         let machine = self.machine(parent).ok_or(MachineError::NoMachines)?;
-        fork_memory::check(machine.home().name(), &machine.home().configuration()?, true, followers.len())?;
+        fork_memory::check(machine.home().name(), &machine.home().configuration()?, followers.len())?;
         for follower in followers {
             self.remove_machine(follower).await?;
         }

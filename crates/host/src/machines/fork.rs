@@ -65,7 +65,7 @@ impl Machines {
         self.refuse_clusters(parent, "its fork would be a second server of the same name in the cluster")?;
         let configuration = original.home().configuration()?;
         let network = fork.network(configuration.network.as_ref())?;
-        fork_memory::check(parent, &configuration, fork.shares, 1)?;
+        fork_memory::check(parent, &configuration, 1)?;
         let home = MachineHome::of(&self.directory.machines(), name);
         if home.is_made() {
             return Err(MachineError::Exists { name: name.clone() }.into());

@@ -4,17 +4,16 @@ use onecopy_machine::{MachineConfiguration, MachineError, MachineName};
 use onecopy_memory::pressure::Host;
 use onecopy_memory::{BindingLimit, MemoryError};
 
-/// What is its own of the memory of a fork that shares the rest: measured was less after a minute of reads
-/// (`docs/results/fork.md`).
+/// What is soon its own of a fork's memory, in percent: measured was less after a minute of reads
+/// (`docs/results/fork.md`). The rest is in files, from which the kernel can read it again.
 const OWN_PERCENT: u64 = 10;
 
 /// QEMU and the processes that look after a machine.
 const PROCESSES_BYTES: u64 = 64 << 20;
 
-/// Memory that so many forks need soon. One that shares nothing has all of its memory.
-fn wanted(memory_bytes: u64, shares: bool, count: u64) -> u64 {
-    let own = if shares { memory_bytes / 100 * OWN_PERCENT } else { memory_bytes };
-    (own + PROCESSES_BYTES).saturating_mul(count)
+/// Memory that so many forks need soon.
+fn wanted(memory_bytes: u64, count: u64) -> u64 {
+    (memory_bytes / 100 * OWN_PERCENT + PROCESSES_BYTES).saturating_mul(count)
 }
 
 /// What can be had without swapping: of this host, and by this process, whose limits machines that it starts have.
@@ -32,10 +31,9 @@ fn available() -> Result<u64, MemoryError> {
 pub(super) fn check(
     parent: &MachineName,
     configuration: &MachineConfiguration,
-    shares: bool,
     count: usize,
 ) -> Result<(), MachineError> {
-    let wanted_bytes = wanted(configuration.memory_bytes, shares, count as u64);
+    let wanted_bytes = wanted(configuration.memory_bytes, count as u64);
     match available() {
         Ok(available_bytes) if available_bytes < wanted_bytes => {
             Err(MachineError::NoMemory { parent: parent.clone(), wanted_bytes, available_bytes })
@@ -53,10 +51,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shared_is_not_needed_again() {
+    fn what_forks_share_is_not_needed_again() {
         let gibibyte = 1 << 30;
-        assert_eq!(wanted(gibibyte, false, 1), gibibyte + PROCESSES_BYTES);
-        assert!(wanted(gibibyte, true, 4) < gibibyte, "four that share");
-        assert_eq!(wanted(u64::MAX / 2, false, 1 << 40), u64::MAX);
+        assert!((4 * PROCESSES_BYTES..gibibyte).contains(&wanted(gibibyte, 4)));
+        assert_eq!(wanted(u64::MAX, 1 << 40), u64::MAX);
     }
 }

@@ -39,8 +39,9 @@ impl Membership {
                     let reasons: Vec<String> = left.iter().map(|(_, error)| why(error)).collect();
                     (left.into_iter().map(|(follower, _)| follower).collect(), format!("copy: {}", reasons.join("; ")))
                 }
-                (Err(error), None) => (missing, format!("copy: {}", why(&error))),
-                (outcome, Some(_)) => {
+                // A copy needs more.
+                (Err(error), None) if !error.is_no_memory() => (missing, format!("copy: {}", why(&error))),
+                (outcome, _) => {
                     // Those that are made serve.
                     all_admitted(&mut making.admissions).await?;
                     let failed = match outcome {
@@ -88,7 +89,7 @@ impl Membership {
             }
             let forked = self.provisioner.fork_followers(&leader, parent, missing, &**making.progress).await;
             match forked {
-                Err(error) if index < last => {
+                Err(error) if index < last && !error.is_no_memory() => {
                     making.progress.notice(format!("{}; another server is forked", why(&error)));
                 }
                 Err(error) => return Err(error),
