@@ -175,7 +175,8 @@ impl Policy {
         match self.wanted.on_timeout {
             OnTimeout::Go => Next::Switch,
             OnTimeout::Throttle if self.wanted.rounds_timeout().is_some_and(|timeout| elapsed < timeout) => {
-                self.throttled = (self.throttled + 1).min(THROTTLE_MAX);
+                // What it changes is not known before two rounds were sent.
+                self.throttled = (self.throttled + u32::from(self.expected.is_some())).min(THROTTLE_MAX);
                 Next::Round
             }
             OnTimeout::Throttle | OnTimeout::Cancel => Next::GiveUp(self.why()),

@@ -23,8 +23,11 @@ const STAND_MAX: Duration = Duration::from_secs(10);
 /// When it has stood for so long its guest's clock is set.
 const CLOCK_AFTER: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether a machine that somebody wants to stand runs again.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// When a machine that somebody else made stand, or that did not stand, is slowed down again.
+const AGAIN_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How long the guest may take to set its clock until another one may be told to.
+const CLOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Sends a checkpoint; when that takes longer than `longest` the machine stands until it is done. With for how long.
 pub(super) fn while_sent<T>(
@@ -77,7 +80,7 @@ impl Slowed {
             let mut runs = wanted.lock().unwrap_or_else(PoisonError::into_inner).runs;
             while is_over.recv_timeout(runs) == Err(RecvTimeoutError::Timeout) {
                 let turns = *wanted.lock().unwrap_or_else(PoisonError::into_inner);
-                let Some(turn) = handle.block_on(stand(&keeper, &machine, &is_over, turns.stands)) else { return };
+                let turn = handle.block_on(stand(&keeper, &machine, &is_over, turns.stands)).unwrap_or_default();
                 told.fetch_add(u64::try_from(turn.stood.as_micros()).unwrap_or(u64::MAX), Ordering::AcqRel);
                 late += turn.stood;
                 // One after the other: none is overtaken by an older one.
@@ -85,9 +88,13 @@ impl Slowed {
                     (late, setting) = (Duration::ZERO, set_clock(&keeper, &handle));
                 }
                 runs = match turn.stood {
-                    Duration::ZERO => LOOK_INTERVAL,
+                    Duration::ZERO => AGAIN_INTERVAL,
                     _ => turns.runs.saturating_sub(turn.noting),
                 };
+            }
+            if let Some(setting) = setting {
+                // Whoever sets it next is not overtaken.
+                let _ = handle.block_on(async { tokio::time::timeout(CLOCK_TIMEOUT, setting).await });
             }
         };
         let thread = std::thread::Builder::new().name("brake".to_owned()).spawn(slow_down)?;
@@ -118,7 +125,7 @@ impl Drop for Slowed {
 #[derive(Clone, Copy, Default)]
 struct Stood {
     stood: Duration,
-    /// How long it ran before that while it was written down.
+    /// How long it ran while that was written down.
     noting: Duration,
 }
 
@@ -147,7 +154,9 @@ async fn stand(keeper: &Arc<Keeper>, machine: &Machine, said: &Receiver<()>, lon
         Err(error) => tracing::warn!(%error, "the machine changes faster than it is copied, and goes on"),
     }
     conclude::let_go(keeper, machine).await;
-    stopped.ok().map(|()| Stood { stood: begun.elapsed() - noting, noting })
+    // That it runs is written down as durably, while it does.
+    let noting = noting * 2;
+    stopped.ok().map(|()| Stood { stood: begun.elapsed().saturating_sub(noting), noting })
 }
 
 /// After it has stood.

@@ -114,7 +114,7 @@ pub(super) async fn migrate(
     let outcome = match opened.and_then(|far| carried(&work.handle, far).map_err(words)) {
         Ok(stream) => {
             let own = departure.clone();
-            match tokio::task::spawn_blocking(move || work.run(stream, page_map, own)).await {
+            match tokio::task::spawn_blocking(move || work.run_to_its_end(stream, page_map, own)).await {
                 Ok(outcome) => outcome,
                 Err(error) => {
                     conclude::let_go_standing(keeper, machine).await;
@@ -136,8 +136,8 @@ pub(super) async fn migrate(
             if desired_state::is_migrated(home) {
                 tokio::spawn(conclude::conclude(Arc::clone(keeper), machine.clone()));
             } else {
-                // It has stood, or was slowed down.
-                set_clock(keeper, &Handle::current());
+                // Where whoever was to do it could not.
+                conclude::let_go_standing(keeper, machine).await;
                 forget_snapshots(home, &departure);
             }
             Err(failed(reason))
@@ -213,6 +213,8 @@ pub(super) struct Work {
     pub(super) machine: Machine,
     pub(super) order: MigrationOrder,
     is_cancelled: Arc<AtomicBool>,
+    /// Its guest's clock is late by that.
+    has_stood: AtomicBool,
     told: mpsc::Sender<KeeperReply>,
     pub(super) handle: Handle,
 }
@@ -227,7 +229,15 @@ impl Work {
         told: mpsc::Sender<KeeperReply>,
     ) -> Work {
         let (keeper, machine) = (Arc::clone(keeper), machine.clone());
-        Work { keeper, machine, order, is_cancelled, told, handle: Handle::current() }
+        Work {
+            keeper,
+            machine,
+            order,
+            is_cancelled,
+            has_stood: AtomicBool::new(false),
+            told,
+            handle: Handle::current(),
+        }
     }
 
     fn tell(&self, event: MigrationEvent) {
@@ -271,6 +281,20 @@ impl Work {
             fixed + if ratio < 0.9 { 0 } else { (bytes(pages) as f64 / rate.max(1) as f64 * 1000.0) as u64 }
         });
         Ok(Prediction { memory_bytes: bytes(pages), pages_per_second: second.pages, seconds, pause_ms })
+    }
+
+    fn run_to_its_end(
+        &self,
+        stream: UnixStream,
+        page_map: Option<DiskPageMap>,
+        departure: Departure,
+    ) -> Result<MigrationResult, String> {
+        let ran = self.run(stream, page_map, departure);
+        let stays = ran.is_err() && !desired_state::is_migrated(self.keeper.home());
+        if stays && self.has_stood.load(Ordering::Acquire) {
+            set_clock(&self.keeper, &self.handle);
+        }
+        ran
     }
 
     fn run(
@@ -376,15 +400,21 @@ impl Work {
                     .map(|expected| u64::try_from(expected.pause.as_millis()).unwrap_or(u64::MAX)),
                 throttle_percent: stood.zip(slowed.as_ref()).map(|(before, slowed)| {
                     let stood = slowed.stood().saturating_sub(before);
-                    (stood.as_secs_f64() / round.took.as_secs_f64() * 100.0) as u64
+                    // A stand counts when it has ended.
+                    ((stood.as_secs_f64() / round.took.as_secs_f64() * 100.0) as u64).min(100)
                 }),
             });
             match next {
                 Next::Round => self.slow_down(&mut slowed, policy)?,
                 Next::Switch => {
                     if slowed.is_some() {
-                        // From here on it runs as fast as it can, until it stands.
-                        synchronize(&self.keeper.home().memory()).map_err(words)?;
+                        // From here on it runs as fast as it can, until it stands: little is left to write then.
+                        let home = self.keeper.home();
+                        DiskClient::connect(&home.disk())
+                            .map_err(words)?
+                            .ask::<()>(&DiskRequest::Flush)
+                            .map_err(words)?;
+                        synchronize(&home.memory()).map_err(words)?;
                     }
                     return Ok((total, ended.epoch));
                 }
@@ -396,6 +426,7 @@ impl Work {
     /// Slows the machine down as much as it must be for the next round.
     fn slow_down(&self, slowed: &mut Option<Slowed>, policy: &Policy) -> Result<(), String> {
         let Some(throttle) = policy.throttle() else { return Ok(()) };
+        self.has_stood.store(true, Ordering::Release);
         let (runs, stands) = throttle.turns(Duration::from_millis(self.order.downtime_ms));
         let turns = Turns { runs, stands };
         match slowed {
@@ -428,6 +459,7 @@ impl Work {
             }
             error.to_string()
         })?;
+        self.has_stood.store(true, Ordering::Release);
         self.tell(MigrationEvent::Stopped);
         // Ended, the connection lets it go on here, unless it was given away.
         let longest = Duration::from_millis(self.order.downtime_ms).saturating_mul(10).max(PAUSE_MAX);

@@ -133,9 +133,12 @@ impl Migrate {
                 say_result(name.as_str(), &order.to, &result);
                 if result.pause_us > self.downtime_ms.saturating_mul(1000) {
                     let wanted = self.downtime_ms;
-                    output::note(format_args!(
-                        "that is longer than the {wanted} ms that were asked for: a host was busy"
-                    ));
+                    let why = match self.on_timeout {
+                        OnTimeout::Cancel => "a host was busy",
+                        OnTimeout::Throttle => "a host was busy, or it changed more than before once it was let go",
+                        OnTimeout::Go => "it changed too fast, or a host was busy",
+                    };
+                    output::note(format_args!("that is longer than the {wanted} ms that were asked for: {why}"));
                 }
             }
             (Migrated::Predicted(predicted), true) => {
