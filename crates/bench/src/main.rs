@@ -21,6 +21,7 @@ mod proxy;
 mod router;
 mod router_report;
 mod statistics;
+mod two_hosts;
 mod virtual_disk;
 
 use std::process::ExitCode;

@@ -1,20 +1,19 @@
 //! The machine between its two hosts, and one migration of each kind.
 
-use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::ValueEnum;
 use onecopy_disk_server::DiskClient;
 use onecopy_machine::migration::MigrationResult;
-use onecopy_testing::process;
 use serde::Serialize;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::qemu;
 use crate::guests::Guests;
+use crate::two_hosts::{self, Host, Serving};
 
 const NAME: &str = "shop";
 /// How long the machine may stand.
@@ -146,25 +145,6 @@ pub struct Sent {
     pub meanwhile_per_second: f64,
 }
 
-/// One host: the machines on it, its keys, and `onecopy host` while it runs.
-struct Host {
-    guests: Guests,
-    keys: PathBuf,
-}
-
-/// `onecopy host`, which ends when it is dropped.
-struct Serving {
-    child: Child,
-    address: String,
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        process::kill(self.child.id());
-        let _ = self.child.wait();
-    }
-}
-
 /// The machine and its hosts.
 pub struct Site {
     hosts: [Host; 2],
@@ -202,15 +182,7 @@ async fn fill(guests: &Guests, memory_mib: u64) -> anyhow::Result<()> {
 impl Site {
     /// Makes it, with a cache that is full.
     pub async fn begin(place: &Path, memory_mib: u64, link_mbit: u64) -> anyhow::Result<Site> {
-        let keys = TempDir::new_in(place)?;
-        let authority = keys.path().join("ca");
-        let host = |name: &str| {
-            let guests = Guests::new(place)?;
-            let ca = authority.to_str().context("UTF-8")?;
-            guests.run(&["host", "keys", "--ca", ca, "--name", name, "--address", "127.0.0.1"])?;
-            anyhow::Ok(Host { guests, keys: authority.join(name) })
-        };
-        let hosts = [host("one")?, host("two")?];
+        let (hosts, keys) = two_hosts::make(place)?;
         let guests = &hosts[0].guests;
         guests.create(NAME, memory_mib, &["--postgresql", "--checkpoints"]).await?;
         guests.install(NAME).await?;
@@ -325,12 +297,8 @@ impl Site {
 
     /// `onecopy host` of one of them; `shares` is a directory that it has in common with the other.
     fn serve(&self, host: usize, shares: Option<&Path>) -> anyhow::Result<Serving> {
-        let Host { guests, keys } = &self.hosts[host];
-        let mut arguments = vec!["host".into(), "--listen".into(), "127.0.0.1:0".into(), "--keys".into()];
-        arguments.extend([keys.into(), "--machines".into(), guests.root().into()]);
-        arguments.extend(shares.into_iter().flat_map(|shares| ["--shared-storage".into(), shares.into()]));
-        let (child, address) = guests.serve(&arguments)?;
-        Ok(Serving { child, address })
+        let shares = shares.into_iter().flat_map(|shares| ["--shared-storage".into(), shares.into()]);
+        self.hosts[host].serve(shares)
     }
 
     /// Sends the machine to the other host by ours, and waits until it does not need this one any more.
@@ -340,7 +308,7 @@ impl Site {
         let here = self.serve(from, None)?;
         let there = self.serve(to, shared.filter(|_| shares))?;
         let guests = &self.hosts[from].guests;
-        let keys = self.hosts[from].keys.to_str().context("UTF-8")?;
+        let keys = self.hosts[from].keys()?;
         let bandwidth = format!("--bandwidth={}kB", self.bytes_per_second / 1000);
         let timeout = format!("--timeout-s={}", TIMEOUT.as_secs());
         let downtime = format!("--downtime-ms={}", DOWNTIME.as_millis());

@@ -1,7 +1,6 @@
 //! The machine between its two hosts, under a load, and its death.
 
-use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,6 +15,7 @@ use super::link::{Link, LinkShape, Relay};
 use super::mirror::{self, Peer};
 use crate::guests::Guests;
 use crate::pgbench::parse;
+use crate::two_hosts::{self, Host, Serving};
 
 const NAME: &str = "shop";
 /// Where it is reached.
@@ -150,22 +150,10 @@ pub struct Death {
     pub new_s: f64,
 }
 
-struct Host {
-    guests: Guests,
-    keys: PathBuf,
-    address: String,
-    serving: Child,
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        process::kill(self.serving.id());
-        let _ = self.serving.wait();
-    }
-}
-
 /// The machine and its hosts.
 pub struct Site {
+    // First: nobody looks after machines that are being removed.
+    serving: [Serving; 2],
     hosts: [Host; 2],
     link: Arc<Link>,
     /// To each host.
@@ -181,31 +169,20 @@ pub struct Site {
 impl Site {
     /// Makes it, with pgbench's tables.
     pub async fn begin(place: &Path, memory_mib: u64, period_ms: u64) -> anyhow::Result<Site> {
-        let keys = TempDir::new_in(place)?;
-        let authority = keys.path().join("ca");
-        let host = |name: &str| {
-            let guests = Guests::new(place)?;
-            let ca = authority.to_str().context("UTF-8")?;
-            guests.run(&["host", "keys", "--ca", ca, "--name", name, "--address", "127.0.0.1"])?;
-            let keys = authority.join(name);
-            let mut arguments = vec!["host".into(), "--listen".into(), "127.0.0.1:0".into(), "--keys".into()];
-            arguments.extend([keys.clone().into(), "--machines".into(), guests.root().into()]);
-            arguments.extend(["--bridge".into(), "br0".into()]);
-            let (serving, address) = guests.serve(&arguments)?;
-            anyhow::Ok(Host { guests, keys, address, serving })
-        };
-        let hosts = [host("one")?, host("two")?];
+        let (hosts, keys) = two_hosts::make(place)?;
+        let serve = |host: &Host| host.serve(["--bridge".into(), "br0".into()]);
+        let serving = [serve(&hosts[0])?, serve(&hosts[1])?];
         let guests = &hosts[0].guests;
         let network = format!("--network=bridge=br0,address={ADDRESS}/24,gateway=192.0.2.1");
         guests.create(NAME, memory_mib, &["--postgresql", "--checkpoints", &network]).await?;
         let client = guests.client(NAME)?;
         guests.guest(NAME, &format!("{client}pgbench -i -q -s {SCALE}")).await?;
         let link = Arc::new(Link::default());
-        let relays = [Relay::begin(&link, &hosts[0].address).await?, Relay::begin(&link, &hosts[1].address).await?];
+        let relays = [Relay::begin(&link, &serving[0].address).await?, Relay::begin(&link, &serving[1].address).await?];
         let disk_bytes = guests.machine(NAME)?.home().configuration()?.disk_bytes;
         let peer = Peer::begin(keys.path(), disk_bytes).await?;
         let mirror = Relay::begin(&link, &peer.address).await?;
-        Ok(Site { hosts, link, relays, mirror: (peer, mirror), at: 0, period_ms, _keys: keys })
+        Ok(Site { hosts, serving, link, relays, mirror: (peer, mirror), at: 0, period_ms, _keys: keys })
     }
 
     fn guests(&self) -> &Guests {
@@ -221,8 +198,9 @@ impl Site {
             Way::Periodic => "--durability=periodic",
         };
         let (here, there) = (&self.hosts[self.at], &self.relays[1 - self.at]);
-        let (keys, period) = (here.keys.to_str().context("UTF-8")?, format!("--period-ms={}", self.period_ms));
-        let mut ways = vec!["vm", "protect", NAME, "--keys", keys, "--to", &there.address, "--origin", &here.address];
+        let (keys, period) = (here.keys()?, format!("--period-ms={}", self.period_ms));
+        let origin = &*self.serving[self.at].address;
+        let mut ways = vec!["vm", "protect", NAME, "--keys", keys, "--to", &there.address, "--origin", origin];
         ways.extend([durability, &*period]);
         ways.extend((way == Way::Data).then_some("--send-all"));
         here.guests.run(&ways)?;
