@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::frame::{DATA_BYTES_MAX, HEAD_BYTES, Kind, head};
 use super::{LinkError, Pace, Session};
 
-/// Signs of life that a side may get that reads nothing: 60 KiB, which any connection takes, in twenty minutes.
+/// Signs of life that a side may get that reads nothing: 38 KiB, which any connection takes, in twenty minutes.
 const UNREAD_HEARTBEATS_MAX: u32 = 1200;
 
 /// Who writes frames: whole ones, by several threads at once.
