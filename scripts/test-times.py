@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tells how long tests took and which failed, from the JUnit report of cargo-nextest; fails when all together took
-longer than the budget. That some failed is for cargo-nextest to say.
+"""Tells how long tests took and which failed with what message, from the JUnit report of cargo-nextest; fails when all
+together took longer than the budget. That some failed is for cargo-nextest to say.
 
     scripts/test-times.py REPORT [BUDGET_SECONDS]
 """
@@ -9,6 +9,16 @@ import sys
 from xml.etree import ElementTree
 
 SLOWEST = 30
+# Of what a test that failed has said: whoever has the last lines of a run alone must see why it failed.
+LINES_MAX, COLUMNS_MAX, FAILURES_MAX = 12, 1000, 10
+
+
+def message_of(failure: ElementTree.Element) -> list[str]:
+    """From the panic on, or the last lines where nothing panicked."""
+    lines = [line for line in (failure.text or failure.get("message") or "").splitlines() if line.strip()]
+    panicked = next((at for at, line in enumerate(lines) if " panicked at " in line), None)
+    lines = lines[-LINES_MAX:] if panicked is None else lines[panicked : panicked + LINES_MAX]
+    return [line[:COLUMNS_MAX] for line in lines]
 
 
 def main() -> int:
@@ -22,13 +32,16 @@ def main() -> int:
         return 1
     tests = [(test, f"{test.get('classname')} {test.get('name')}") for test in report.iter("testcase")]
     times = [(float(test.get("time", 0)), name) for test, name in tests]
-    failed = [name for test, name in tests if test.find("failure") is not None or test.find("error") is not None]
+    failures = [(name, test.find(kind)) for test, name in tests for kind in ("failure", "error")]
+    failed = [(name, failure) for name, failure in failures if failure is not None]
     total = sum(time for time, _ in times)
     print(f"the {SLOWEST} slowest tests:")
     for time, name in sorted(times, reverse=True)[:SLOWEST]:
         print(f"{time:8.1f} s  {name}")
-    for name in failed:
+    for at, (name, failure) in enumerate(failed):
         print(f"failed: {name}")
+        for line in message_of(failure) if at < FAILURES_MAX else []:
+            print(f"    {line}")
     said = f"test times: {len(times)} tests, {len(failed)} failed, took {total:.0f} s"
     said += f" in {float(report.get('time', 0)):.0f} s"
     if len(sys.argv) == 2:
