@@ -29,6 +29,10 @@ impl QemuVersion {
     pub const RECONNECT_MS: QemuVersion = QemuVersion { major: 9, minor: 2 };
     /// Memory can be locked page by page, each from its first use on.
     pub const LOCKS_ON_FAULT: QemuVersion = QemuVersion { major: 10, minor: 0 };
+    /// Translated processors may have a thread each. Before, one that the host lets wait can use what another one has
+    /// freed when the guest moved its devices' addresses at its boot: QEMU aborts, or the guest hangs (its issue 3040).
+    /// That 10.0.4 has it mended, too, its number does not say here.
+    pub(crate) const THREAD_PER_PROCESSOR: QemuVersion = QemuVersion { major: 10, minor: 1 };
     /// KVM's device can be given as a path.
     pub(crate) const KVM_DEVICE: QemuVersion = QemuVersion { major: 9, minor: 0 };
 

@@ -12,7 +12,7 @@ const FILE: &str = "hardware.json";
 const OPTIONS: [&str; 6] = ["-accel", "-machine", "-cpu", "-smp", "-m", "-device"];
 
 /// What of these a machine may have otherwise.
-const IGNORED: [&str; 4] = ["mac=", "cyls=", "heads=", "secs="];
+const IGNORED: [&str; 5] = ["mac=", "cyls=", "heads=", "secs=", "thread="];
 
 /// A machine's hardware.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +51,7 @@ impl Hardware {
 
     /// Without the cards' addresses, which come with their state: a fork has its parent's until it boots.
     /// And without a disk's geometry, which a machine is told that has come from another host: it has read it long ago.
+    /// Nor does a guest find how many threads translate its processors.
     fn compared(&self) -> Vec<String> {
         let without = |option: &String| {
             let parts = option.split(',').filter(|part| !IGNORED.iter().any(|begin| part.starts_with(begin)));
@@ -91,6 +92,9 @@ mod tests {
         let usual = ["-name", "a", "-machine", "q35", "-smp", "1", "-device", "virtio-blk-pci", "-S"];
         let known = hardware(&usual);
         assert_eq!(known.check(&hardware(&["-machine", "q35", "-smp", "1", "-device", "virtio-blk-pci"])), Ok(()));
+        let translated = hardware(&["-accel", "tcg,tb-size=256", "-smp", "2"]);
+        assert_eq!(translated.check(&hardware(&["-accel", "tcg,tb-size=256,thread=single", "-smp", "2"])), Ok(()));
+        translated.check(&hardware(&["-accel", "kvm", "-smp", "2"])).unwrap_err();
         let changed = |from: &str, to: &str| {
             let words: Vec<&str> = usual.iter().map(|&word| if word == from { to } else { word }).collect();
             known.check(&hardware(&words)).unwrap_err()

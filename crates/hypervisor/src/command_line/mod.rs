@@ -54,7 +54,7 @@ impl CommandLine {
             .map_err(|reason| HypervisorError::Configuration { name: configuration.name.clone(), reason })?;
         let mut line = CommandLine { arguments: Vec::new(), opens_kvm: false };
         line.identity(configuration);
-        line.accelerator(configuration.accelerator, host);
+        line.accelerator(configuration, host);
         line.board(configuration);
         line.boot(configuration);
         line.monitors(configuration, directory);
@@ -105,8 +105,8 @@ impl CommandLine {
         }
     }
 
-    fn accelerator(&mut self, accelerator: Accelerator, host: HostTraits) {
-        if uses_kvm(accelerator, host.kvm) {
+    fn accelerator(&mut self, configuration: &MachineConfiguration, host: HostTraits) {
+        if uses_kvm(configuration.accelerator, host.kvm) {
             let mut kvm = OptionText::new("kvm");
             if host.version >= QemuVersion::KVM_DEVICE {
                 self.add("-add-fd", OptionText::new("").with("fd", KVM_DESCRIPTOR).with("set", KVM_DESCRIPTOR));
@@ -115,8 +115,12 @@ impl CommandLine {
             }
             self.add("-accel", kvm);
         }
-        if accelerator != Accelerator::Kvm {
-            self.add("-accel", OptionText::new("tcg").with("tb-size", TRANSLATED_CODE_MIB));
+        if configuration.accelerator != Accelerator::Kvm {
+            let mut tcg = OptionText::new("tcg").with("tb-size", TRANSLATED_CODE_MIB);
+            if configuration.processors > 1 && host.version < QemuVersion::THREAD_PER_PROCESSOR {
+                tcg = tcg.with("thread", "single");
+            }
+            self.add("-accel", tcg);
         }
     }
 

@@ -86,6 +86,12 @@ fn v1_accelerators() {
         let passed = values(&configuration, host, "-add-fd");
         assert_eq!(passed.is_empty(), !expected.contains(&given), "{passed:?}");
     }
+    let newer = HostTraits { version: QemuVersion { major: 10, minor: 1 }, ..HOST };
+    let single = "tcg,tb-size=256,thread=single";
+    for (processors, host, expected) in [(1, HOST, tcg), (2, HOST, single), (2, OLD, single), (2, newer, tcg)] {
+        let configuration = MachineConfiguration { processors, ..machine() };
+        assert_eq!(values(&configuration, host, "-accel"), [expected], "{processors} {host:?}");
+    }
 }
 
 /// Spec: A7
