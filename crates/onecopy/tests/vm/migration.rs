@@ -61,7 +61,7 @@ impl Host {
 
     /// What it tells of its machine.
     #[track_caller]
-    fn tells(&self, samples: &[String]) {
+    pub fn tells(&self, samples: &[String]) {
         let metrics = page_of(&self.page, "/metrics").1;
         for sample in samples {
             assert!(metrics.lines().any(|line| line == sample), "{sample}: {metrics}");

@@ -325,12 +325,24 @@ fn t48_a_host_that_is_fenced_has_its_machine_go_on_and_one_that_is_reached_keeps
     die(&mut hosts.here);
     let answered = writer.answered();
     client.goes_on("its host was fenced");
+    let refused = hosts.here.1.directory.run(&["vm", "delete", "web"]).refused(1);
+    assert!(refused.contains("onecopy vm unprotect web"), "{refused}");
     check(&hosts.there, &boot);
     assert!(logged(&hosts.there, 1) >= answered, "{answered} was answered");
     assert_eq!(std::fs::read_to_string(&log).expect("it was fenced"), format!("web {origin}\n"));
 
     hosts.here.0.start_again(&hosts.here.1);
     protect(&hosts.there, &hosts.here, &["--detection=12"]).ok();
+    writer.goes_on();
+    for (side, role) in [(&hosts.there, "primary"), (&hosts.here, "backup")] {
+        side.0.tells(&[format!("onecopy_machine_protected{{server=\"web\",role=\"{role}\"}} 1")]);
+        assert!(side.1.directory.run(&["vm", "delete", "web"]).refused(1).contains("web runs"));
+    }
+    // Its host does not answer, and its epochs come: it runs there, whatever a person says.
+    let silent = Frozen::of([hosts.there.0.process()]);
+    let refused = hosts.here.1.directory.run(&["vm", "failover", "web", "--force"]).refused(1);
+    assert!(refused.contains("no connection within"), "{refused}");
+    drop(silent);
     writer.goes_on();
     let frozen = Frozen::of([hosts.here.0.process()]);
     let since = Instant::now();
