@@ -41,6 +41,10 @@ pub struct Usage {
     pub oom_kills: u64,
     /// All of it: processes, shared memory, page cache.
     pub total_bytes: u64,
+    /// What the kernel cannot take back where nothing is swapped: locked memory, and what processes have of their own.
+    pub kept_bytes: u64,
+    /// How often the limit was met.
+    pub limit_met: u64,
 }
 
 impl ControlGroup {
@@ -87,6 +91,15 @@ impl ControlGroup {
         Ok(())
     }
 
+    /// Takes any process; what it touches from now on is counted here.
+    ///
+    /// # Errors
+    ///
+    /// There is no such process, the kernel refuses.
+    pub fn take_process(&self, process: u32) -> anyhow::Result<()> {
+        self.write("cgroup.procs", process)
+    }
+
     /// Whether the kernel may move its memory to swap, unless it is over its limit and nothing else is left.
     ///
     /// # Errors
@@ -127,6 +140,8 @@ impl ControlGroup {
             swap_bytes: self.value("memory.stat", "total_swap")?,
             oom_kills: self.value("memory.oom_control", "oom_kill")?,
             total_bytes: self.read("memory.usage_in_bytes")?.trim().parse()?,
+            kept_bytes: self.value("memory.stat", "total_unevictable")? + self.value("memory.stat", "total_rss")?,
+            limit_met: self.read("memory.failcnt")?.trim().parse()?,
         })
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use onecopy_testing::{ControlGroup, skip};
 use serde_json::Value;
 
 use crate::checkpoints::is_left_out;
@@ -124,11 +125,28 @@ fn v36_followers_in_machines_are_forks_and_leave_nothing_behind() {
 
     directory.run(&["scale", "0"]).ok();
     assert_eq!(directory.sql("SELECT count(*) FROM pg_replication_slots"), "0");
+    only_the_leader_is_left(&machines);
+    told_as_the_kernel_tells(&machines, 0);
+    nothing_is_kept_for_forks(&machines);
+
+    // Where a fork has no memory nothing larger is made in its place.
+    match ControlGroup::make() {
+        Ok(group) => {
+            tokio::runtime::Runtime::new().expect("a runtime").block_on(group.limit(96 << 20)).expect("a limit");
+            group.take_process(directory.daemon()).expect("the daemon's group");
+            let complaint = directory.run(&["scale", "1"]).refused(1);
+            assert!(complaint.contains("forks of leader need"), "{complaint}");
+            only_the_leader_is_left(&machines);
+            nothing_is_kept_for_forks(&machines);
+        }
+        Err(error) => skip("v36_forks_in_little_memory", &error.to_string()),
+    }
+}
+
+fn only_the_leader_is_left(machines: &MachineDirectory) {
     let homes = std::fs::read_dir(machines.path().join("machines")).expect("machines").flatten();
     let names: Vec<_> = homes.map(|home| home.file_name()).collect();
     assert_eq!(names, ["leader"]);
-    told_as_the_kernel_tells(&machines, 0);
-    nothing_is_kept_for_forks(&machines);
 }
 
 /// The leader has neither checkpoints nor what belongs to them.

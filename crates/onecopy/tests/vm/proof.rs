@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Child;
 
-use onecopy_testing::{guest_exercise, process, seed};
+use onecopy_testing::{ControlGroup, guest_exercise, process, seed, skip};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::Value;
@@ -39,11 +39,17 @@ struct Work {
 
 impl Work {
     /// Makes a machine of a name, with all that writes in it.
-    fn begin(name: &str, extra: &[&str]) -> Work {
-        let work = Work { machines: MachineDirectory::new(), random: StdRng::seed_from_u64(seed()) };
-        let shape = ["--memory=512MB", "--disk=4GB", "--postgresql", "--checkpoints", "--start"];
-        work.run(&[&["vm", "create", name], &shape[..], extra].concat());
+    fn begin(name: &str) -> Work {
+        let work = Work::create(name);
+        work.run(&["vm", "start", name]);
         work.begin_in(name);
+        work
+    }
+
+    /// Makes the machine alone.
+    fn create(name: &str) -> Work {
+        let work = Work { machines: MachineDirectory::new(), random: StdRng::seed_from_u64(seed()) };
+        work.run(&["vm", "create", name, "--memory=512MB", "--disk=4GB", "--postgresql", "--checkpoints"]);
         work
     }
 
@@ -141,7 +147,7 @@ fn client(program: &str) -> &'static str {
 /// So many checkpoints at any moment of a machine at work; every `each`th is restored and all in it is right. The disk
 /// of another instant is found by the same look.
 fn take_and_restore(takes: u32, each: u32) {
-    let mut work = Work::begin("shop", &[]);
+    let mut work = Work::begin("shop");
     for take in 1..=takes {
         work.rest();
         work.run(&["vm", "checkpoint", "shop", "--keep=4"]);
@@ -236,7 +242,7 @@ fn t41_whoever_is_killed_at_any_moment_of_a_checkpoint_nothing_of_it_is_wrong() 
     if is_left_out(name) {
         return;
     }
-    let work = Work::begin("shop", &[]);
+    let work = Work::begin("shop");
     let machines = &work.machines;
     let home = machines.home("shop");
     work.run(&["vm", "checkpoint", "shop", "--keep=3"]);
@@ -280,6 +286,57 @@ fn t41_whoever_is_killed_at_any_moment_of_a_checkpoint_nothing_of_it_is_wrong() 
     work.verify("shop");
 }
 
+/// The server of a machine's memory is killed a hundred times, also while a checkpoint is taken, where there is hardly
+/// more memory for all of the machine than what cannot be taken from it: the guest goes on, and nothing in it is wrong.
+///
+/// Spec: D6, A3, nightly
+#[test]
+fn t52_a_memory_server_that_is_killed_where_memory_is_short_loses_nothing() {
+    let name = "t52_a_memory_server_that_is_killed_where_memory_is_short_loses_nothing";
+    if is_left_out(name) {
+        return;
+    }
+    let group = match ControlGroup::make() {
+        Ok(group) => group,
+        Err(error) => return skip(name, &error.to_string()),
+    };
+    let mut work = Work::create("shop");
+    work.machines.directory.run_in(group.directory(), &["vm", "start", "shop"]).ok();
+    work.begin_in("shop");
+    work.run(&["vm", "checkpoint", "shop", "--keep=3"]);
+    let usage = || group.usage().expect("what is used");
+    // The translator's buffer still grows.
+    let limit = group.limit(usage().kept_bytes + (128 << 20));
+    tokio::runtime::Runtime::new().expect("a runtime").block_on(limit).expect("a limit");
+    let machine = work.machines.process("shop", "qemu.pid");
+    for kill in 1..=100 {
+        work.rest();
+        let take =
+            (kill % 4 == 0).then(|| work.machines.directory.spawn_unheard(&["vm", "checkpoint", "shop", "--keep=3"]));
+        if take.is_some() {
+            std::thread::sleep(std::time::Duration::from_millis(work.random.random_range(0..500)));
+        }
+        let server = work.machines.process("shop", "memory.pid").expect("somebody serves its memory");
+        process::kill(server);
+        process::wait_ended(server);
+        if let Some(mut take) = take {
+            take.wait().expect("a child");
+        }
+        until("the guest goes on", || {
+            work.machines.directory.run(&["vm", "exec", "shop", "--", "true"]).code == Some(0)
+        });
+        assert_eq!(work.machines.process("shop", "qemu.pid"), machine, "the guest was never booted again");
+    }
+    assert_eq!(work.sql("shop", DIFFERENCE), "");
+    let used = usage();
+    assert!(used.limit_met > 0 && used.oom_kills == 0, "{used:?}");
+    work.run(&["vm", "checkpoint", "shop", "--keep=3"]);
+    // All that was written on the way is in it.
+    work.verify("shop");
+    work.restore("shop");
+    work.verify("shop");
+}
+
 /// Forks of a machine at work, one after the other, and of forks: each is right, has other random numbers, and goes on
 /// when its parent is killed; what one writes no other one sees.
 ///
@@ -290,7 +347,7 @@ fn t42_forks_of_a_machine_at_work_are_right_and_their_own() {
     if is_left_out(name) {
         return;
     }
-    let mut work = Work::begin("first", &[]);
+    let mut work = Work::begin("first");
     for number in 1..=20 {
         work.rest();
         let fork = format!("fork{number}");
