@@ -6,11 +6,10 @@
 Each round makes a cluster of a leader in a machine and two followers that are forks of it, writes to the leader for a
 while (pgbench, tpcb-like), waits until the followers have replayed all of it, and has the kernel look for equal pages
 then, three times through all of them. The forks have written the same log to the same pages. Root only; needs a kernel
-with KSM, in which nobody else uses it, and whose processes inherit PR_SET_MEMORY_MERGE (Linux 6.7).
+with KSM, in which nobody else uses it, and which tells what of a process it has merged (Linux 6.7).
 """
 
 import argparse
-import ctypes
 import os
 import pathlib
 import shlex
@@ -21,7 +20,6 @@ import tempfile
 import time
 
 KSM = pathlib.Path("/sys/kernel/mm/ksm")
-PR_SET_MEMORY_MERGE = 67  # linux/prctl.h
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 FOLLOWERS = ("follower-1", "follower-2")
 SCALE = 5
@@ -29,13 +27,6 @@ CLIENTS = 2
 LOOKS = 3
 # How much the kernel looks at between two pauses of a millisecond: as fast as it can.
 PAGES_TO_SCAN = 20000
-
-
-def mergeable():
-    """All memory of this process and of those that it starts may be merged."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "PR_SET_MEMORY_MERGE")
 
 
 class Cluster:
@@ -48,7 +39,10 @@ class Cluster:
 
     def __enter__(self):
         self.run("up", "--detach", "--port=0", "--replicas=0", "--runtime=vm", "--vm-memory=512MB", "--vm-disk=4GB",
-                 "--vm-checkpoints=on", preexec_fn=mergeable)
+                 "--vm-checkpoints=on")
+        # Its forks have what its file says.
+        made_of = self.place / "data" / "machines" / "leader" / "machine.toml"
+        made_of.write_text(f"merge_equal_pages = true\n{made_of.read_text()}")
         return self
 
     def __exit__(self, *_):
@@ -58,9 +52,9 @@ class Cluster:
     def environment(self):
         return os.environ | {"ONECOPY_DIR": str(self.place / "data")}
 
-    def run(self, *arguments, **options):
+    def run(self, *arguments):
         done = subprocess.run([self.program, *arguments], env=self.environment(), text=True, check=False,
-                              capture_output=True, **options)
+                              capture_output=True)
         if done.returncode:
             raise SystemExit(f"onecopy {' '.join(arguments)} failed: {done.stdout}{done.stderr}")
         return done.stdout
@@ -81,20 +75,15 @@ class Cluster:
         return int((self.place / "data" / "machines" / machine / "run" / "qemu.pid").read_text())
 
 
+def memory_mib(process, *kinds):
+    """What a process has of these kinds of memory."""
+    lines = pathlib.Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(kinds)) / 1024
+
+
 def private_mib(process):
     """Memory that is this process's alone."""
-    lines = pathlib.Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-    private = [line for line in lines if line.startswith(("Private_Clean", "Private_Dirty"))]
-    return sum(int(line.split()[1]) for line in private) / 1024
-
-
-def merged_mib(process):
-    """Its pages that are merged, from ksm_stat; whether they may be is looked at, too."""
-    told = pathlib.Path(f"/proc/{process}/ksm_stat").read_text()
-    figures = {words[0].rstrip(":"): words[1] for words in (line.split() for line in told.splitlines())}
-    if figures.get("ksm_merge_any", "yes") != "yes":
-        raise SystemExit("its memory may not be merged: this kernel does not hand PR_SET_MEMORY_MERGE down")
-    return int(figures["ksm_merging_pages"]) * PAGE_MIB
+    return memory_mib(process, "Private_Clean:", "Private_Dirty:")
 
 
 def kernel_seconds():
@@ -121,7 +110,7 @@ def measure(program, seconds):
     """One round: MiB private to the forks before and after, MiB given back, and what that cost."""
     with Cluster(program) as cluster:
         cluster.client("leader", f"pgbench -i -q -s {SCALE}")
-        cluster.run("scale", "2", "--mode=fork", preexec_fn=mergeable)
+        cluster.run("scale", "2", "--mode=fork")
         cluster.client("leader", f"pgbench -n -c {CLIENTS} -T {seconds}")
         end = cluster.sql("leader", "SELECT pg_current_wal_lsn()")
         for follower in FOLLOWERS:
@@ -135,8 +124,8 @@ def measure(program, seconds):
         setting("run", 1)
         while setting("full_scans") < looked + LOOKS:
             time.sleep(0.2)
-        # Those that have merged with the leader's, or within one guest, count too.
-        merged = sum(map(merged_mib, processes))
+        # Those that have merged within one guest count, too.
+        merged = sum(memory_mib(process, "KSM:") for process in processes)
         given_back = setting("pages_sharing") * PAGE_MIB
         figures = {
             "private_mib": before,

@@ -103,6 +103,10 @@ pub struct MachineConfiguration {
     /// A guest that has become unresponsive is ended, as by a power cut, so that its supervisor boots it again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub end_when_silent: bool,
+    /// As a fork that shares its parent's memory: the kernel may merge what it has changed with equal pages of others.
+    /// What others have is then told by the time that its writes take: for machines that trust each other.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub merge_equal_pages: bool,
     /// Its card is on a bridge; none: QEMU's own network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<BridgedNetwork>,
@@ -154,6 +158,7 @@ impl MachineConfiguration {
             transport: None,
             silent_after_s: SILENT_AFTER_S_DEFAULT,
             end_when_silent: false,
+            merge_equal_pages: false,
             network: None,
             forwards: Vec::new(),
         }
@@ -314,7 +319,7 @@ mod tests {
         fs::write(&path, toml::to_string(&configuration).unwrap()).unwrap();
         assert_eq!(MachineConfiguration::read(&path).unwrap(), configuration);
         (configuration.silent_after_s, configuration.end_when_silent, configuration.checkpoints) = (30, true, true);
-        configuration.transport = Some(Transport::Nbd);
+        (configuration.transport, configuration.merge_equal_pages) = (Some(Transport::Nbd), true);
         fs::write(&path, toml::to_string(&configuration).unwrap()).unwrap();
         assert_eq!(MachineConfiguration::read(&path).unwrap(), configuration);
         let mut on_bridge = configuration.clone();

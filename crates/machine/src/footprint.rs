@@ -3,6 +3,7 @@
 //! | what | where it is counted |
 //! |---|---|
 //! | private | the guest's memory that no other machine has: QEMU's mapping; of a fork the pages that it has changed |
+//! | merged | what of that the kernel has merged with equal pages (KSM): it is counted as private, also in the total |
 //! | shared | the page cache of the file that forks of one checkpoint map: once, also what none has touched |
 //! | shadow | what is kept of the memory for checkpoints: the page cache of `memory.shadow`, what is on its way there |
 //! | overhead | the rest of QEMU, the keeper, the servers of disk and memory, by their part of what they share (PSS) |
@@ -33,6 +34,9 @@ const DIRECTORY_DEPTH_MAX: usize = 4;
 pub struct MemoryFootprint {
     /// Of the guest's memory: what no other machine has.
     pub private_bytes: u64,
+    /// How much of that the kernel has merged with equal pages, of this machine and of others: the host has those once.
+    #[serde(default)]
+    pub merged_bytes: u64,
     /// What it has in common with other forks of its checkpoint.
     pub shared: Option<SharedMemory>,
     /// What is kept beside it for checkpoints; the kernel can write it back and take it.
@@ -111,6 +115,7 @@ pub(super) fn memory(home: &MachineHome, processes: Processes) -> MemoryFootprin
     for mapping in processes.qemu.and_then(|number| mappings(number).ok()).unwrap_or_default() {
         if mapping.is_frozen() {
             found.private_bytes += mapping.anonymous_bytes;
+            found.merged_bytes += mapping.merged_bytes;
             found.shared = found.shared.or_else(|| shared(processes.qemu?, &mapping));
         } else if mapping.is_memory_file() || Path::new(&mapping.path) == whole {
             found.private_bytes += mapping.pss_bytes;
@@ -170,6 +175,7 @@ struct Mapping {
     inode: u64,
     pss_bytes: u64,
     anonymous_bytes: u64,
+    merged_bytes: u64,
 }
 
 impl Mapping {
@@ -199,6 +205,7 @@ fn parse(smaps: &str) -> Vec<Mapping> {
             match (found.last_mut(), figure) {
                 (Some(mapping), "Pss") => mapping.pss_bytes = bytes,
                 (Some(mapping), "Anonymous") => mapping.anonymous_bytes = bytes,
+                (Some(mapping), "KSM") => mapping.merged_bytes = bytes,
                 _ => {}
             }
             continue;
@@ -245,6 +252,7 @@ Size:            1048576 kB
 Rss:                3000 kB
 Pss:                1500 kB
 Anonymous:           900 kB
+KSM:                 200 kB
 VmFlags: rd wr mr mw me dd
 7f0050000000-7f0050001000 r-xp 00000000 08:01 7 /usr/bin/qemu
 Pss:                  12 kB
@@ -262,8 +270,9 @@ Anonymous:             4 kB
             inode,
             pss_bytes: pss << 10,
             anonymous_bytes: anonymous << 10,
+            merged_bytes: 0,
         };
-        let frozen = named("/m/a b/frozen.1-2-x", 42, 1500, 900);
+        let frozen = Mapping { merged_bytes: 200 << 10, ..named("/m/a b/frozen.1-2-x", 42, 1500, 900) };
         assert_eq!(found, [frozen, named("/usr/bin/qemu", 7, 12, 0), named("", 0, 4, 4)]);
         assert_eq!(found.iter().map(Mapping::is_frozen).collect::<Vec<_>>(), [true, false, false]);
         // A guest's console or a planted path must not stop it.
@@ -274,6 +283,7 @@ Anonymous:             4 kB
     fn what_is_had_in_common_counts_once() {
         let memory = |private_bytes, file: Option<&str>| MemoryFootprint {
             private_bytes,
+            merged_bytes: 1,
             shared: file.map(|file| SharedMemory { file: file.to_owned(), bytes: 100 }),
             shadow_bytes: 7,
             overhead_bytes: 3,

@@ -7,11 +7,13 @@ use onecopy_memory::size;
 pub fn footprint_line(machine: &MachineStatus) -> String {
     let memory = &machine.footprint;
     let shared = memory.shared.as_ref().map(|shared| format!(", {} shared", size::text(shared.bytes)));
+    let merged = (memory.merged_bytes > 0).then(|| format!(" ({} of it merged)", size::text(memory.merged_bytes)));
     let layers: u64 = machine.disks.iter().skip(1).map(|disk| disk.bytes).sum();
     let layers = (layers > 0).then(|| format!(", disk over {} of others", size::text(layers)));
     format!(
-        "takes {} of its own memory{}, {} shadow, {} processes{}",
+        "takes {} of its own memory{}{}, {} shadow, {} processes{}",
         size::text(memory.private_bytes),
+        merged.unwrap_or_default(),
         shared.unwrap_or_default(),
         size::text(memory.shadow_bytes),
         size::text(memory.overhead_bytes),

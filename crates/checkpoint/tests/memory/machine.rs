@@ -60,7 +60,7 @@ impl Running {
     ) -> Running {
         let mut configuration = MachineConfiguration::new("counts", SIZE, Boot::FirstDisk);
         let backend = MemoryBackend::File { path: memory.place(), shared: true, read_only: false, offset_bytes: 0 };
-        configuration.memory = GuestMemory { size_bytes: SIZE, backend, preallocated: false };
+        configuration.memory = GuestMemory { size_bytes: SIZE, backend, preallocated: false, mergeable: false };
         (configuration.agent, configuration.random_numbers, configuration.panic_notice) = (false, false, false);
         let (path, asynchronous_io) = (disk, AsynchronousIo::Threads);
         let backend =

@@ -249,6 +249,12 @@ pub(crate) fn machine_metrics(machines: &[(&str, &MachineStatus)], text: &mut St
         Some(machine.footprint.private_bytes)
     });
     add(
+        "onecopy_machine_memory_merged_bytes",
+        "gauge",
+        "What of its private memory the kernel has merged with equal pages.",
+        &|machine| Some(machine.footprint.merged_bytes),
+    );
+    add(
         "onecopy_machine_memory_shared_bytes",
         "gauge",
         "Frozen memory that it has in common with other forks; told by each of them.",

@@ -130,7 +130,7 @@ impl CommandLine {
             Some(version) => OptionText::new(format!("pc-q35-{version}")),
         };
         let machine = machine.with_switch("vmport", false);
-        // Pages are never shared with the guests of others, and a core dump of QEMU does not hold the guest.
+        // Pages are not merged with those of others unless memory says so; a core dump of QEMU does not hold the guest.
         let machine = machine.with_switch("mem-merge", false).with_switch("dump-guest-core", false);
         self.add("-machine", machine.with("memory-backend", MEMORY));
         self.add("-cpu", &configuration.processor_model);
@@ -157,6 +157,7 @@ impl CommandLine {
         };
         let object = object.with("id", MEMORY).with("size", memory.size_bytes);
         let object = object.with_switch("prealloc", memory.preallocated);
+        let object = object.with_some("merge", memory.mergeable.then_some("on"));
         // Its name in a migration is then the one that memory without a back end has.
         self.add("-object", object.with_switch("x-use-canonical-path-for-ramblock-id", false));
     }

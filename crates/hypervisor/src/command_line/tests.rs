@@ -118,6 +118,10 @@ fn v1_memory_back_ends() {
     let tail = |preallocated| {
         format!("id=pc.ram,size=536870912,prealloc={preallocated},x-use-canonical-path-for-ramblock-id=off")
     };
+    let mut mergeable = machine();
+    mergeable.memory.mergeable = true;
+    let told = values(&mergeable, HOST, "-object").remove(0);
+    assert!(told.contains("prealloc=off,merge=on,"), "{told}");
     let file = |shared, read_only, offset_bytes| MemoryBackend::File {
         path: "/m/ram, one".into(),
         shared,

@@ -16,13 +16,16 @@ pub struct Memory {
     pub backend: MemoryBackend,
     /// All of it is taken from the host at start.
     pub preallocated: bool,
+    /// The kernel may merge pages that are this process's alone with equal ones, also of others (KSM, madvise(2)
+    /// MADV_MERGEABLE). Whoever shares them can tell by the time that a write takes that somebody has an equal page.
+    pub mergeable: bool,
 }
 
 impl Memory {
     /// Memory that other processes can map, as a vhost-user disk needs it.
     pub fn shared(size_bytes: u64) -> Memory {
         let backend = MemoryBackend::Anonymous { shared: true, huge_page_bytes: None };
-        Memory { size_bytes, backend, preallocated: false }
+        Memory { size_bytes, backend, preallocated: false, mergeable: false }
     }
 }
 

@@ -41,6 +41,10 @@ const GREETING_INTERVAL: Duration = Duration::from_millis(200);
 /// How long whoever has the disk may take to give it back: the process that served it for a QEMU that has just died.
 const LEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Says whether the kernel merges pages: what its owner has to switch on.
+/// Source: <https://docs.kernel.org/admin-guide/mm/ksm.html>.
+const KSM_RUN: &str = "/sys/kernel/mm/ksm/run";
+
 /// What a machine begins with that does not boot.
 pub(super) enum Begun {
     /// A checkpoint.
@@ -95,6 +99,10 @@ pub(super) async fn start(
         let backend = MemoryBackend::File { path: frozen, shared: false, read_only: true, offset_bytes: 0 };
         configuration.memory.backend = backend;
         configuration.security.memory_lock = MemoryLock::Off;
+        configuration.memory.mergeable = home.configuration()?.merge_equal_pages;
+        if configuration.memory.mergeable && !merges_pages() {
+            tracing::warn!("equal pages are to be merged, and the kernel does not: {KSM_RUN} has to be 1");
+        }
     }
     let qemu = Qemu::find().map_err(failed)?;
     let made = restored.map(|restored| restored.disk);
@@ -249,6 +257,10 @@ pub(super) fn configuration(
         configuration.security.account = Some(Account { user_id: user.user_id(), group_id: user.group_id() });
     }
     Ok(configuration)
+}
+
+fn merges_pages() -> bool {
+    std::fs::read_to_string(KSM_RUN).is_ok_and(|run| run.trim() == "1")
 }
 
 /// Its one card, and what that is plugged into.

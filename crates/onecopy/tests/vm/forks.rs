@@ -12,6 +12,13 @@ fn private_kib(process: u32) -> u64 {
     figures.map(|line| line.split_ascii_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0)).sum()
 }
 
+/// Whether the kernel may merge what a process has changed of frozen memory; see proc(5), `VmFlags`.
+fn is_mergeable(process: u32) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{process}/smaps")).expect("it lives");
+    let frozen = maps.lines().skip_while(|line| !line.contains("/frozen."));
+    frozen.filter_map(|line| line.strip_prefix("VmFlags:")).next().is_some_and(|flags| flags.contains(" mg"))
+}
+
 /// A fork has all that its parent had in memory and on its disk; from then on neither sees what the other one does, nor
 /// does another fork. They share in memory what none has changed. The parent may end.
 ///
@@ -41,7 +48,10 @@ fn t19_forks_go_on_from_where_their_parent_is_and_see_nothing_of_each_other() {
     }
 
     run(&["vm", "fork", "first", "second"]).ok();
+    machines.configure("first", "merge_equal_pages = true");
     run(&["vm", "fork", "first", "third", "--checkpoint=1"]).ok();
+    let mergeable = ["second", "third"].map(|fork| is_mergeable(machines.process(fork, "qemu.pid").expect("it runs")));
+    assert_eq!(mergeable, [false, true], "only where that is wished for");
     for fork in ["second", "third"] {
         assert_eq!((machines.guest(fork, all), machines.guest(fork, "hostname")), (before.clone(), fork.to_owned()));
     }

@@ -40,6 +40,13 @@ impl MachineDirectory {
         self.path().join("machines").join(machine)
     }
 
+    /// Puts lines before all others of the file that says what a machine is made of.
+    pub fn configure(&self, machine: &str, lines: &str) {
+        let file = self.home(machine).join("machine.toml");
+        let text = std::fs::read_to_string(&file).expect("read");
+        std::fs::write(&file, format!("{lines}\n{text}")).expect("write");
+    }
+
     /// The number in a file of a machine, or of its `run`, while that process lives.
     pub fn process(&self, machine: &str, file: &str) -> Option<u32> {
         let read = |directory: &str| std::fs::read_to_string(self.home(machine).join(directory).join(file));

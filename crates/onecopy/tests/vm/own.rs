@@ -4,13 +4,6 @@ use onecopy_testing::Frozen;
 
 use crate::machines::{MachineDirectory, until};
 
-/// Puts lines before all others of the file that says what a machine is made of.
-fn configure(machines: &MachineDirectory, machine: &str, lines: &str) {
-    let file = machines.home(machine).join("machine.toml");
-    let text = std::fs::read_to_string(&file).expect("read");
-    std::fs::write(&file, format!("{lines}\n{text}")).expect("write");
-}
-
 /// A machine outlives its keeper and its disk's process: both are replaced while the guest goes on, and nothing that
 /// was synchronized is lost; `exec` passes input, outputs and exit code.
 ///
@@ -20,7 +13,7 @@ fn v24_a_machine_outlives_what_looks_after_it() {
     let machines = MachineDirectory::deep();
     let run = |arguments: &[&str]| machines.directory.run(arguments);
     run(&["vm", "create", "web", "--memory=512MB", "--disk=4GB", "--processors=2"]).ok();
-    configure(&machines, "web", "silent_after_s = 3");
+    machines.configure("web", "silent_after_s = 3");
     run(&["vm", "start", "web"]).ok();
     let machine = machines.process("web", "qemu.pid").expect("QEMU runs");
     assert!(run(&["vm", "delete", "web"]).refused(1).contains("vm stop web"));
@@ -82,7 +75,7 @@ fn v25_a_guest_that_has_become_silent_is_ended_where_that_is_wished_for() {
     let machines = MachineDirectory::new();
     let run = |arguments: &[&str]| machines.directory.run(arguments);
     run(&["vm", "create", "web", "--memory=512MB", "--disk=4GB"]).ok();
-    configure(&machines, "web", "silent_after_s = 45\nend_when_silent = true");
+    machines.configure("web", "silent_after_s = 45\nend_when_silent = true");
     run(&["vm", "start", "web"]).ok();
     // The agent stands after it has answered.
     machines.guest("web", "(sleep 1; kill -STOP $(pidof guest-agent)) >/dev/null 2>&1 </dev/null &");
