@@ -159,7 +159,9 @@ async fn unplug_isolated(home: &MachineHome, machine: &Machine) -> Result<(), Ma
 pub(super) async fn connect(home: &MachineHome, machine: &Machine) -> Result<(), MachineError> {
     machine.monitor().set_link(CARD, true).await.map_err(|error| hypervisor_failed(home.name(), error))?;
     let path = home.isolated_file();
-    absent_is_fine(std::fs::remove_file(&path)).map_err(MachineError::file("remove", &path))
+    absent_is_fine(std::fs::remove_file(&path)).map_err(MachineError::file("remove", &path))?;
+    // Back after a power cut, it would unplug the card at each start, and nobody plugs it in again.
+    restore::synchronize(home)
 }
 
 /// Ends a machine that was not to begin: one that is there would be taken over.

@@ -78,15 +78,20 @@ fn number_in(path: &Path) -> Result<Option<u64>, MachineError> {
     text.trim().parse().map(Some).map_err(|_| MachineError::file("read", path)(ErrorKind::InvalidData.into()))
 }
 
-/// Before a guest is let go: the disk that a restore has made is its disk from now on.
+/// Before a guest is let go: the disk that a restore has made is its disk from now on. Nothing else is to begin where
+/// this one began, also when an earlier keeper has died between the two files.
 pub(super) fn commit(home: &MachineHome) -> Result<(), MachineError> {
-    let path = home.restoring_file();
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        removed => removed.map_err(MachineError::file("remove", &path))?,
+    let mut has_removed = false;
+    for path in [home.restoring_file(), home.restore_file()] {
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            removed => {
+                removed.map_err(MachineError::file("remove", &path))?;
+                has_removed = true;
+            }
+        }
     }
-    absent_is_fine(fs::remove_file(home.restore_file())).map_err(MachineError::file("remove", home.restore_file()))?;
-    synchronize(home)
+    if has_removed { synchronize(home) } else { Ok(()) }
 }
 
 /// No guest runs on this disk, which a restore makes or has made: [`forget`] removes it.
@@ -114,7 +119,7 @@ pub(super) fn new_disk(home: &MachineHome) -> PathBuf {
     home.root().join("disk.new")
 }
 
-fn synchronize(home: &MachineHome) -> Result<(), MachineError> {
+pub(super) fn synchronize(home: &MachineHome) -> Result<(), MachineError> {
     let synchronized = File::open(home.root()).and_then(|root| root.sync_all());
     synchronized.map_err(MachineError::file("synchronize", home.root()))
 }
@@ -286,6 +291,8 @@ mod tests {
                 "it stays until its guest is let go"
             );
         }
+        // A keeper has died after the first of the two files.
+        fs::remove_file(home.restoring_file()).unwrap();
         commit(&home).unwrap();
         assert_eq!(start_point(&home).unwrap(), None);
         fs::write(home.restore_file(), "the last one").unwrap();
