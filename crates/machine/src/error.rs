@@ -101,6 +101,12 @@ pub enum MachineError {
         /// Its name.
         name: MachineName,
     },
+    /// Something else is done with it at this moment.
+    #[error("{doing}; try again when that is done")]
+    Busy {
+        /// What, of which machine.
+        doing: String,
+    },
     /// What is asked for can only be done while it runs.
     #[error("the machine {name} does not run; start it with: onecopy vm start {name}")]
     DoesNotRun {

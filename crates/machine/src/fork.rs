@@ -66,8 +66,9 @@ impl Needed {
         let (mut disks, mut lying, mut dependents) = (BTreeSet::new(), Vec::new(), Vec::new());
         for name in MachineHome::names(machines)? {
             let (home, leaves) = (MachineHome::of(machines, &name), leaving == Some(&name));
-            // A fork that has not begun yet has no disk, and needs all of its parent's.
+            // A fork that has not begun yet has no disk, and needs all of its parent's; who makes one holds the parent.
             if !leaves
+                && home.is_made()
                 && let Ok(Some(StartPoint { parent: Some(parent), .. })) = StartPoint::of(&home)
                 && let Ok(disk) = fs::canonicalize(&parent)
             {
@@ -260,9 +261,29 @@ mod tests {
         }
         assert_eq!(parent.dependents().unwrap(), []);
         StartPoint { number: 1, parent: Some(parent.root().to_owned()), shares: true }.write(&fork).unwrap();
+        assert_eq!(parent.dependents().unwrap(), [], "its making was broken off, and nobody can delete it");
+        MachineConfiguration::new(fork.image()).write(&fork.configuration_file()).unwrap();
         let names: Vec<String> = parent.dependents().unwrap().iter().map(|other| other.machine.to_string()).collect();
         assert_eq!(names, ["second"]);
         assert_eq!(fork.dependents().unwrap(), []);
+    }
+
+    /// Spec: D6
+    #[test]
+    fn a_disk_that_goes_from_between_others_leaves_its_name_at_every_instant() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = MachineHome::at(&directory.path().join("web")).unwrap();
+        for disk in ["disk", "disk.1", "disk.2"] {
+            fs::create_dir_all(home.root().join(disk).join("more")).unwrap();
+            fs::write(home.root().join(disk).join("header"), "").unwrap();
+        }
+        let removed = home.numbered_disk(1);
+        let which = || std::os::unix::fs::MetadataExt::ino(&fs::metadata(&removed).unwrap());
+        let before = which();
+        home.empty_disk(&removed).unwrap();
+        assert_eq!(which(), before, "it was never away: an earlier disk would have been the machine's");
+        assert_eq!(fs::read_dir(&removed).unwrap().count(), 0);
+        assert_eq!((home.disk(), home.disks().len()), (home.numbered_disk(2), 2));
     }
 
     /// Machines of which each has one disk, over a snapshot of the disk of the one before.

@@ -50,6 +50,9 @@ const END_BYTES_MAX: u64 = 1 << 20;
 /// Restores of a machine, each of which makes a disk.
 const DISKS_MAX: u64 = 1 << 16;
 
+/// What makes a directory a disk; see `docs/disk-format.md`.
+const HEADER: &str = "header";
+
 /// How a machine's last run ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineEnd {
@@ -132,7 +135,7 @@ impl MachineHome {
     pub(super) fn disks(&self) -> Vec<PathBuf> {
         let disks = (0..=self.last_disk()).map(|number| self.numbered_disk(number));
         // What was removed from between others has left its name.
-        disks.filter(|disk| disk.join("header").exists()).collect()
+        disks.filter(|disk| disk.join(HEADER).exists()).collect()
     }
 
     /// The number that a new disk has.
@@ -145,13 +148,19 @@ impl MachineHome {
         }
     }
 
-    /// Removes a disk, and leaves its name where numbers behind it are in use.
+    /// Removes a disk, and leaves its name where numbers behind it are in use: there is no instant without the name, in
+    /// which a disk before it would be the machine's. Its header goes last; before that the next one goes on with it.
     pub(crate) fn empty_disk(&self, disk: &Path) -> Result<(), MachineError> {
-        absent_is_fine(fs::remove_dir_all(disk)).map_err(MachineError::file("remove", disk))?;
-        match *disk == self.numbered_disk(0) {
-            true => Ok(()),
-            false => fs::create_dir(disk).map_err(MachineError::file("create", disk)),
+        if *disk == self.numbered_disk(0) {
+            return absent_is_fine(fs::remove_dir_all(disk)).map_err(MachineError::file("remove", disk));
         }
+        for entry in fs::read_dir(disk).map_err(MachineError::file("read", disk))? {
+            let entry = entry.map_err(MachineError::file("read", disk))?;
+            if entry.file_name() != HEADER {
+                remove_any(&entry.path())?;
+            }
+        }
+        remove_any(&disk.join(HEADER))
     }
 
     /// There while disks lie here over which others lie, of a machine that is gone, or was made anew.
@@ -382,6 +391,13 @@ impl MachineHome {
         let machine = self.name.to_string();
         move |source| MachineError::Disk { machine, source }
     }
+}
+
+/// Removes a file, a link, or a directory with all in it, which need not be there any more.
+pub(super) fn remove_any(path: &Path) -> Result<(), MachineError> {
+    let is_directory = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
+    let removed = if is_directory { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    absent_is_fine(removed).map_err(MachineError::file("remove", path))
 }
 
 pub(super) fn absent_is_fine(outcome: std::io::Result<()>) -> std::io::Result<()> {

@@ -94,15 +94,14 @@ impl Machines {
         // Its guest has its parent's addresses until it is told others.
         let is_isolated = configuration.network.is_some();
         let make = move || made.make_fork(&from, &configuration, (number, shares), is_isolated, &user);
-        blocking("making a machine", make).await?;
+        if let Err(error) = blocking("making a machine", make).await {
+            remove_left(home).await;
+            return Err(error.into());
+        }
         drop(ports);
         let machine = Machine::new(home.clone(), self.user.clone());
         if let Err(error) = machine.begin_as_fork(original.home(), number, fork.shares).await {
-            // One that runs all the same stays, and is there to be looked at.
-            let removed = tokio::task::spawn_blocking(move || home.remove()).await;
-            if let Ok(Err(left)) = removed {
-                tracing::warn!(error = %left, "a fork that was not made is left");
-            }
+            remove_left(home).await;
             return Err(error.into());
         }
         if let Some(reason) = machine.status().await?.network_failure {
@@ -117,5 +116,13 @@ impl Machines {
             Err(error) => tracing::warn!(%error, "the guest has its parent's host name"),
         }
         Ok(number)
+    }
+}
+
+/// Removes a fork that was not made. One that runs all the same stays, and is there to be looked at.
+async fn remove_left(home: MachineHome) {
+    let removed = tokio::task::spawn_blocking(move || home.remove()).await;
+    if let Ok(Err(left)) = removed {
+        tracing::warn!(error = %left, "a fork that was not made is left");
     }
 }

@@ -153,7 +153,9 @@ impl Machines {
         if home.is_made() {
             return Ok(Machine::new(home, self.user.clone()));
         }
-        let machines = MachineHome::names(&self.directory.machines())?.iter().map(ToString::to_string).collect();
+        let machines = self.directory.machines();
+        let made = MachineHome::names(&machines)?.into_iter().filter(|name| MachineHome::of(&machines, name).is_made());
+        let machines = made.map(|name| name.to_string()).collect();
         let (name, directory) = (name.to_string(), self.directory.root().to_owned());
         Err(MachineError::NotThere { name, directory, machines }.into())
     }
@@ -332,11 +334,20 @@ impl Machines {
         Ok(machine.restore(number).await?)
     }
 
-    /// Removes a machine that does not run, with its disk.
+    /// Removes a machine that does not run, with its disk; also what a making or removal that was broken off has left.
     ///
     /// # Errors
-    /// [`MachineError::OfCluster`], [`MachineError::Runs`], [`MachineError::StoodOn`], [`HostError::File`].
+    /// [`MachineError::OfCluster`], [`MachineError::Runs`], [`MachineError::StoodOn`], [`MachineError::Busy`],
+    /// [`HostError::File`].
     pub async fn delete(&self, name: &MachineName) -> Result<(), HostError> {
+        let left = MachineHome::of(&self.directory.machines(), name);
+        if !left.is_made() && left.root().exists() && !name.is_of_clusters() {
+            // Whoever makes one holds this.
+            let _ports = self.lock_ports().await?;
+            if !left.is_made() {
+                return Ok(blocking("removing what is left of a machine", move || left.remove()).await?);
+            }
+        }
         let machine = self.get(name)?;
         self.refuse_clusters(
             name,

@@ -24,7 +24,7 @@ impl MachineHome {
     /// most.
     ///
     /// # Errors
-    /// [`MachineError::File`].
+    /// [`MachineError::Busy`], [`MachineError::File`].
     pub fn keep_for_forks(&self) -> Result<File, MachineError> {
         let path = self.forks_lock();
         let lock = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
@@ -34,7 +34,12 @@ impl MachineHome {
             match lock.try_lock_shared() {
                 Ok(()) => return Ok(lock),
                 Err(TryLockError::WouldBlock) if begun.elapsed() < FORGET_TIMEOUT => std::thread::sleep(LOOK_INTERVAL),
-                Err(error) => return Err(MachineError::file("lock", &path)(error.into())),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(MachineError::Busy {
+                        doing: format!("checkpoints of {} are being forgotten", self.name),
+                    });
+                }
+                Err(TryLockError::Error(error)) => return Err(MachineError::file("lock", &path)(error)),
             }
         }
     }
@@ -53,10 +58,10 @@ impl MachineHome {
     /// The same for who deletes it.
     ///
     /// # Errors
-    /// [`MachineError::Runs`] while a fork of it is being made, [`MachineError::File`].
+    /// [`MachineError::Busy`] while a fork of it is being made, [`MachineError::File`].
     pub fn keep_from_new_forks(&self) -> Result<File, MachineError> {
         let alone = self.keep_from_forks().map_err(MachineError::file("lock", self.forks_lock()))?;
-        alone.ok_or_else(|| MachineError::Runs { name: self.name.clone() })
+        alone.ok_or_else(|| MachineError::Busy { doing: format!("a fork of {} is being made", self.name) })
     }
 
     /// While this is held no fork of it is made; none while one is being made.

@@ -10,7 +10,7 @@ use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
 use onecopy_postgres::ServiceUser;
 use rustix::process::Signal;
 
-use super::{MachineHome, absent_is_fine};
+use super::{MachineHome, absent_is_fine, remove_any};
 use crate::image::GuestImage;
 use crate::keeper::{clear_memory, clear_network, end_left_servers};
 use crate::migration::Arrival;
@@ -159,7 +159,6 @@ impl MachineHome {
     /// Leaves these disks, what they lie over here, and the lock that is held.
     fn remove_all_but(&self, layers: &[PathBuf]) -> Result<(), MachineError> {
         let highest = (0..=self.last_disk()).filter(|number| layers.contains(&self.numbered_disk(*number))).max();
-        let failed = |path: &Path| MachineError::file("remove", path.to_owned());
         for entry in fs::read_dir(&self.root).map_err(MachineError::file("read", &self.root))? {
             let path = entry.map_err(MachineError::file("read", &self.root))?.path();
             if layers.contains(&path) || [self.image(), self.layers_file(), self.keeper_lock()].contains(&path) {
@@ -170,9 +169,7 @@ impl MachineHome {
                 self.empty_disk(&path)?;
                 continue;
             }
-            let metadata = fs::symlink_metadata(&path).map_err(failed(&path))?;
-            let removed = if metadata.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            absent_is_fine(removed).map_err(failed(&path))?;
+            remove_any(&path)?;
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ fn private_kib(process: u32) -> u64 {
 }
 
 /// Whether the kernel may merge what a process has changed of frozen memory; see proc(5), `VmFlags`.
-fn is_mergeable(process: u32) -> bool {
+pub fn is_mergeable(process: u32) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{process}/smaps")).expect("it lives");
     let frozen = maps.lines().skip_while(|line| !line.contains("/frozen."));
     frozen.filter_map(|line| line.strip_prefix("VmFlags:")).next().is_some_and(|flags| flags.contains(" mg"))
@@ -46,6 +46,12 @@ fn t19_forks_go_on_from_where_their_parent_is_and_see_nothing_of_each_other() {
         }
         Err(error) => skip("t19_forks_in_little_memory", &error.to_string()),
     }
+
+    // What a making that was broken off has left keeps nobody, and can be deleted.
+    std::fs::create_dir(machines.home("left")).expect("a directory");
+    run(&["vm", "delete", "left"]).ok();
+    assert!(!machines.home("left").exists());
+    assert!(run(&["vm", "delete", "left"]).refused(3).contains("there are: first"));
 
     run(&["vm", "fork", "first", "second"]).ok();
     machines.configure("first", "merge_equal_pages = true");
