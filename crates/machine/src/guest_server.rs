@@ -82,6 +82,7 @@ impl GuestServer {
             let mut wanted = self.options.configuration.clone();
             // This is said in its own file only.
             (wanted.silent_after_s, wanted.end_when_silent) = (made.silent_after_s, made.end_when_silent);
+            wanted.merge_equal_pages = made.merge_equal_pages;
             wanted.transport = made.transport;
             wanted.network.clone_from(&made.network);
             if made != wanted {

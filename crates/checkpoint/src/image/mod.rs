@@ -245,11 +245,12 @@ impl Image {
     /// Makes one whole and removes those before it: what changed between them is forgotten. Later ones stay.
     ///
     /// # Errors
-    /// As [`Image::view`] and [`Image::begin`]. What was there still is.
+    /// As [`Image::view`], [`Image::check_space`] and [`Image::begin`]. What was there still is.
     pub fn compact(&mut self, number: u64) -> Result<(), CheckpointError> {
         let view = self.view(number)?;
         if self.heads[&number].parent != 0 {
             let taken_unix_ms = self.heads[&number].taken_unix_ms;
+            self.check_space(view.present().count() as u64)?;
             let mut writer = Writer::begin(self, number, 0)?;
             let mut content = [0; PAGE_BYTES];
             for page in view.present() {

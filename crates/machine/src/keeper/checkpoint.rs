@@ -136,14 +136,17 @@ pub(super) async fn prepare(
         // An earlier take has let it go, and could not write that down.
         keeper.note_taken()?;
     }
-    let has_some = directory.join("machine").try_exists().map_err(MachineError::file("look into", &directory))?;
+    let is_there = directory.join("machine").try_exists().map_err(MachineError::file("look into", &directory))?;
+    let known = is_there.then(|| Hardware::read(&directory).and_then(|known| known.check(&hardware)));
     let mut first_pause = Duration::ZERO;
-    if has_some {
-        let known = Hardware::read(&directory).and_then(|known| known.check(&hardware));
-        known.map_err(|reason| {
-            failed(format!("{reason}; new ones can be taken when {} is gone", directory.display()))
-        })?;
-    } else {
+    if let Some(Err(reason)) = &known
+        && !Image::open(&directory).is_ok_and(|image| image.checkpoints().is_empty())
+    {
+        let directory = directory.display();
+        return Err(failed(format!("{reason}; new ones can be taken when {directory} is gone")));
+    }
+    // Where no checkpoint is left, what they would have been taken on counts no more.
+    if !matches!(known, Some(Ok(()))) {
         let (prefix, stood) = prefix(keeper, machine).await?;
         first_pause = stood;
         make(&directory, &hardware, pages.size_bytes, &prefix).map_err(|error| failed(error.to_string()))?;

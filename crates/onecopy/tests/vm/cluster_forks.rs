@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::checkpoints::is_left_out;
 use crate::cluster::{is_well, read_on};
+use crate::forks::is_mergeable;
 use crate::machines::{MachineDirectory, until};
 
 /// A new cluster with one table.
@@ -174,12 +175,19 @@ fn v38_forks_of_followers_survive_restarts_and_their_parents() {
     let machines = cluster();
     let directory = &machines.directory;
     directory.run(&["scale", "1", "--mode=fork"]).ok();
+    // Of checkpoints that are gone it counts no more what they were taken on.
+    directory.run(&["scale", "0"]).ok();
+    directory.run(&["down"]).ok();
+    directory.run(&["up", "--detach", "--vm-memory=640MB"]).ok();
+    directory.run(&["scale", "1", "--mode=fork"]).ok();
     // From its next start on its memory is its own.
     directory.run(&["down"]).ok();
+    machines.configure("follower-1", "merge_equal_pages = true");
     directory.run(&["up", "--detach"]).ok();
     until("both are well", || is_well(&machines, 2));
     let events = directory.run(&["scale", "3", "--mode=fork", "--json"]).ok();
     assert!(events.contains("follower-1 stood "), "{events}");
+    assert!(is_mergeable(machines.process("follower-2", "qemu.pid").expect("it runs")), "as its parent's file says");
     directory.sql("INSERT INTO kept VALUES (1001)");
     until("all are well", || is_well(&machines, 4));
     for follower in ["follower-1", "follower-2", "follower-3"] {
