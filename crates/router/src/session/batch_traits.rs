@@ -30,6 +30,8 @@ pub struct BatchTraits {
     pub within_transaction: bool,
     /// How far settings reach that it may change for the rest of its transaction.
     pub local_settings: Reach,
+    /// The leader alone can run it.
+    pub acts_on_server: bool,
     /// Leaves session state.
     pub pins: Option<PinReason>,
     /// How many statements are executed.
@@ -61,9 +63,10 @@ impl BatchTraits {
 
     /// The work of one statement with this text; `sql` is the same as it is sent.
     pub fn of(statement: &Statement, text: &str, sql: &Bytes) -> BatchTraits {
-        let (pins, local_settings) = (statement.pins, statement.local_settings);
+        let Statement { pins, local_settings, acts_on_server, .. } = *statement;
+        let (statements, text_sent) = (1, Some(sql.clone()));
         let mut traits =
-            BatchTraits { pins, local_settings, statements: 1, text: Some(sql.clone()), ..BatchTraits::default() };
+            BatchTraits { pins, local_settings, acts_on_server, statements, text: text_sent, ..BatchTraits::default() };
         match &statement.action {
             Action::Read { own_transaction } => {
                 traits.reads_only = true;
@@ -138,6 +141,7 @@ impl BatchTraits {
             (one, two) => one.or(two),
         };
         self.local_settings = self.local_settings.max(other.local_settings);
+        self.acts_on_server |= other.acts_on_server;
         self.pins = self.pins.or(other.pins);
         self.statements += other.statements;
         self.fingerprint = if first { other.fingerprint } else { None };
@@ -153,7 +157,7 @@ impl BatchTraits {
 
     /// Whether it may run in a transaction that reads an epoch.
     pub fn fits_an_epoch(&self) -> bool {
-        self.pins.is_none() && !self.opaque && self.ddl.is_none() && !self.waits_for_client
+        self.pins.is_none() && !self.opaque && self.ddl.is_none() && !self.waits_for_client && !self.acts_on_server
     }
 
     /// Whether nothing of it is left once its transaction is rolled back, so that it can be run again. Code of users

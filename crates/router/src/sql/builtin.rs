@@ -100,6 +100,14 @@ pub(super) fn volatile_without_writing(name: &str) -> bool {
     NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || is_server_specific(name)
 }
 
+/// Volatile functions that act on the server that runs them, or on what its session has there: a transaction that reads
+/// an epoch on another server would lock, tell or signal nobody.
+pub(super) fn acts_on_server(name: &str) -> bool {
+    const NAMES: &[&str] =
+        &["pg_notify", "pg_cancel_backend", "pg_terminate_backend", "pg_export_snapshot", "currval", "lastval"];
+    NAMES.contains(&name) || name.starts_with("pg_advisory_") || name.starts_with("pg_try_advisory_")
+}
+
 /// Session state that a function of this name leaves behind. `set_config` is classified by its third argument
 /// elsewhere.
 pub(super) fn leaves_behind(name: &str) -> Option<PinReason> {
@@ -114,6 +122,11 @@ pub(super) fn leaves_behind(name: &str) -> Option<PinReason> {
         "lo_open" | "dblink_connect" | "dblink_connect_u" | "dblink_open" | "dblink_send_query" => {
             Some(PinReason::Handle)
         }
+        // A backup ends with its session, and so do temporary slots.
+        "pg_backup_start"
+        | "pg_start_backup"
+        | "pg_create_physical_replication_slot"
+        | "pg_create_logical_replication_slot" => Some(PinReason::Handle),
         _ if runs_text(name) => Some(PinReason::UserCode),
         _ => None,
     }

@@ -17,7 +17,8 @@ pub const VIEW_DEPTH_MAX: usize = 32;
 pub fn fixed(parsed: &ParsedStatement) -> Option<Statement> {
     let Kind::Fixed(action, pins) = &parsed.kind else { return None };
     let (range, names_instant) = (parsed.range.clone(), parsed.facts.instant);
-    Some(Statement { action: action.clone(), range, pins: *pins, names_instant, local_settings: Reach::Nothing })
+    let (local_settings, acts_on_server) = (Reach::Nothing, *action == Action::Notify);
+    Some(Statement { action: action.clone(), range, pins: *pins, names_instant, local_settings, acts_on_server })
 }
 
 /// Classifies one statement against a catalog.
@@ -67,7 +68,11 @@ pub fn resolve(parsed: &ParsedStatement, catalog: &Catalog) -> Statement {
         Kind::Block(_) => Reach::Nothing,
         _ => classify().local_settings,
     };
-    Statement { action, range, pins, names_instant: parsed.facts.instant, local_settings }
+    let acts_on_server = match &parsed.kind {
+        Kind::Fixed(action, _) => *action == Action::Notify,
+        _ => classify().acts_on_server,
+    };
+    Statement { action, range, pins, names_instant: parsed.facts.instant, local_settings, acts_on_server }
 }
 
 /// DO and CALL may commit and begin again by themselves. Code that may choose a level for what it begins runs within a
@@ -102,6 +107,7 @@ struct Classification<'a> {
     writes: bool,
     opaque: bool,
     local_settings: Reach,
+    acts_on_server: bool,
     pins: Option<PinReason>,
     /// Views and policies already looked into.
     seen: HashSet<(&'a str, String)>,
@@ -116,6 +122,7 @@ impl<'a> Classification<'a> {
             writes: false,
             opaque: false,
             local_settings: Reach::Nothing,
+            acts_on_server: false,
             pins: None,
             seen: HashSet::new(),
         };
@@ -206,6 +213,7 @@ impl<'a> Classification<'a> {
                 (true, true) => self.unknown_code(),
                 (true, false) => {
                     self.read = false;
+                    self.acts_on_server |= builtin::acts_on_server(&name.name);
                     self.writes |= !builtin::volatile_without_writing(&name.name);
                 }
                 (false, true) => self.own_transaction = true,

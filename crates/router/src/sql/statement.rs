@@ -20,13 +20,22 @@ pub struct Statement {
     pub names_instant: bool,
     /// How far settings reach that it may change for the rest of its transaction, by `set_config` or inside a function.
     pub local_settings: Reach,
+    /// Acts on the server that runs it, or on the session there, and not on the data: the leader alone can run it.
+    pub acts_on_server: bool,
 }
 
 impl Statement {
     /// One of `length` bytes about which nothing is known.
     pub fn unknown(length: usize) -> Statement {
-        let (names_instant, local_settings) = (false, Reach::Nothing);
-        Statement { action: Action::UNKNOWN, range: 0..length, pins: None, names_instant, local_settings }
+        let (names_instant, local_settings, acts_on_server) = (false, Reach::Nothing, true);
+        Statement {
+            action: Action::UNKNOWN,
+            range: 0..length,
+            pins: None,
+            names_instant,
+            local_settings,
+            acts_on_server,
+        }
     }
 }
 
