@@ -242,7 +242,12 @@ fn v39_a_fork_whose_making_is_broken_off_never_leads() {
         until("it is made", || is_well(&machines, 2));
         has_all(&machines, "follower-1", "1000");
         assert!(is_standby(&machines, "follower-1"), "after {step}");
-        directory.run(&["scale", "0"]).ok();
+        // It serves before the change that made it is over.
+        until("the change is over", || {
+            let ran = directory.run(&["scale", "0"]);
+            assert!(ran.code == Some(0) || ran.stderr.contains("is being changed"), "{ran:?}");
+            ran.code == Some(0)
+        });
         nothing_is_kept_for_forks(&machines);
     }
 }

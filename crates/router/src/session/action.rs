@@ -7,7 +7,7 @@ use super::setting::first_value;
 use super::transaction::Transaction;
 use super::unit::Outcome;
 use super::{Characteristics, Session, SessionEnd};
-use crate::sql::{Action, DiscardTarget, Isolation, TransactionModes};
+use crate::sql::{Action, DiscardTarget, Isolation, PinReason, TransactionModes};
 use crate::wire::{Reply, SqlError, sqlstate};
 
 /// How long DISCARD ALL waits for the session's own back end before that is closed all the same.
@@ -115,6 +115,14 @@ impl Session {
         self.in_extended_batch && self.transaction.as_ref().is_some_and(|transaction| transaction.implicit)
     }
 
+    /// Whatever comes before the next Sync is one transaction, which begins here; whether that is so.
+    pub(super) fn opens_pipeline(&mut self) -> bool {
+        if self.in_extended_batch && self.transaction.is_none() {
+            self.transaction = Some(Transaction::implicit(self));
+        }
+        self.is_pipeline()
+    }
+
     fn refuse(&mut self, message: &str) -> Outcome {
         self.fail(SqlError::error(sqlstate::FEATURE_NOT_SUPPORTED, message));
         Outcome::Failed
@@ -189,7 +197,7 @@ impl Session {
             let warning = "SET TRANSACTION can only be used in transaction blocks";
             self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, warning);
         }
-        if self.transaction.is_none() {
+        if self.transaction.is_none() && !self.opens_pipeline() {
             self.client.output.command_complete("SET");
             return Ok(Outcome::Done);
         }
@@ -258,11 +266,13 @@ impl Session {
         Ok(Outcome::Done)
     }
 
-    /// What a setting of the kind `default_transaction_...` means for the session.
+    /// What a setting means for the session.
     pub(super) fn note_transaction_default(&mut self, name: &str, value: &str) {
         match name {
             "default_transaction_read_only" => self.characteristics.read_only = value == "on",
             "default_transaction_deferrable" => self.characteristics.deferrable = value == "on",
+            // What is made without a schema may be temporary then, and is looked for there first.
+            "search_path" if names_temporary_schema(value) => self.pin(PinReason::TemporaryObject),
             _ => {}
         }
     }
@@ -330,4 +340,9 @@ impl Session {
             }
         }
     }
+}
+
+/// Whether a `search_path` names the session's schema of temporary relations.
+fn names_temporary_schema(search_path: &str) -> bool {
+    search_path.split(',').any(|name| name.trim().trim_matches('"').starts_with("pg_temp"))
 }

@@ -89,7 +89,8 @@ impl Session {
             }
             let mut expected = VecDeque::new();
             let change_counter = self.database.epochs.change_counter();
-            let looks = attempt > 1 || !self.database.epochs.snapshot_stands(change_counter);
+            // What acts beside the data is not run again because of DDL that may be about something else.
+            let looks = attempt > 1 || !traits.reads_only || !self.database.epochs.snapshot_stands(change_counter);
             let begin = "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY".to_owned();
             request.encode_behind(&[begin], &mut backend, &mut expected);
             if looks {
@@ -123,7 +124,7 @@ impl Session {
             match failed.as_ref().map(|fields| fields.code.as_str()) {
                 None if is_overtaken => {
                     self.take_back(start, went_out);
-                    if went_out || attempt == LEADER_TRIES_MAX {
+                    if went_out || !traits.reads_only || attempt == LEADER_TRIES_MAX {
                         self.fail(closed_by_ddl());
                         return Ok(Outcome::Failed);
                     }
@@ -315,7 +316,10 @@ impl Session {
 
     /// Notes what a statement has left behind on the session's back end.
     pub(super) fn after_leader_statement(&mut self, traits: &BatchTraits, succeeded: bool) {
-        if succeeded && let Some(reason) = traits.pins {
+        let Some(reason) = traits.pins else { return };
+        // A rollback takes neither of these back, and one of several statements may have left them.
+        let outlives = matches!(reason, PinReason::AdvisoryLock | PinReason::PreparedStatement | PinReason::Handle);
+        if succeeded || outlives && traits.statements > 1 {
             self.pin(reason);
         }
     }

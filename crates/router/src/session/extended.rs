@@ -159,7 +159,8 @@ impl Session {
                     }
                 }
             }
-            if executes && piece.traits.commits_itself {
+            // The server commits there; what follows is in a transaction of its own.
+            if executes && piece.traits.ddl.as_ref().is_some_and(|ddl| ddl.alone) {
                 let before = std::mem::replace(&mut piece, Piece::new());
                 self.run_piece(before, false).await?;
             }

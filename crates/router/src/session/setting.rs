@@ -70,23 +70,38 @@ impl Session {
                 return Ok(Outcome::Failed);
             }
             "role" | "session_authorization" => return self.set_identity(text).await,
+            // Its value cannot be read back, and is used up: it is its back end's.
+            "seed" => {
+                self.pin(PinReason::HiddenSetting);
+                return self.run_text_on_leader(text).await;
+            }
             _ => {}
         }
         if local {
-            return match &mut self.transaction {
-                Some(transaction) => {
-                    transaction.note_local_settings(Reach::of(name));
+            return match &self.transaction {
+                Some(_) => {
+                    self.note_local(name);
                     self.run_text_in_transaction(text).await
                 }
                 None => {
                     let warning = "SET LOCAL can only be used in transaction blocks";
                     self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, warning);
-                    self.client.output.command_complete("SET");
-                    Ok(Outcome::Done)
+                    if !self.opens_pipeline() {
+                        self.client.output.command_complete("SET");
+                        return Ok(Outcome::Done);
+                    }
+                    self.note_local(name);
+                    self.run_text_in_transaction(text).await
                 }
             };
         }
         self.set_and_follow(name, text).await
+    }
+
+    fn note_local(&mut self, name: &str) {
+        if let Some(transaction) = &mut self.transaction {
+            transaction.note_local_settings(Reach::of(name));
+        }
     }
 
     /// Runs SET where it is checked, reads the effective value back, and lets it follow the session.
@@ -333,7 +348,12 @@ impl Session {
                 self.client.output.command_complete("RESET");
                 return Ok(Outcome::Done);
             }
-            "role" | "session_authorization" => return self.run_text_on_leader(text).await,
+            "role" | "session_authorization" => {
+                return match self.settings_at_login.get(name).map(str::to_owned) {
+                    Some(value) => self.set_identity(&format!("SET {name} TO {}", quote(&value))).await,
+                    None => self.run_text_on_leader(text).await,
+                };
+            }
             _ => {}
         }
         if let Some(value) = self.settings_at_login.get(name).map(str::to_owned) {
