@@ -100,6 +100,16 @@ impl ControlGroup {
         self.write("cgroup.procs", process)
     }
 
+    /// Gives a process back to the group that all are in at first; what it has stays counted here.
+    ///
+    /// # Errors
+    ///
+    /// There is no such process, the kernel refuses.
+    pub fn release_process(&self, process: u32) -> anyhow::Result<()> {
+        std::fs::write(self.directory.with_file_name("cgroup.procs"), process.to_string())
+            .with_context(|| format!("process {process}"))
+    }
+
     /// Whether the kernel may move its memory to swap, unless it is over its limit and nothing else is left.
     ///
     /// # Errors

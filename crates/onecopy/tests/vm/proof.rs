@@ -286,8 +286,8 @@ fn t41_whoever_is_killed_at_any_moment_of_a_checkpoint_nothing_of_it_is_wrong() 
     work.verify("shop");
 }
 
-/// The server of a machine's memory is killed a hundred times, also while a checkpoint is taken, where there is hardly
-/// more memory for all of the machine than what cannot be taken from it: the guest goes on, and nothing in it is wrong.
+/// The server of a machine's memory is killed again and again, also while a checkpoint is taken, where there is hardly
+/// more memory for QEMU than what cannot be taken from it: the guest goes on, and nothing in it is wrong.
 ///
 /// Spec: D6, A3, nightly
 #[test]
@@ -302,6 +302,10 @@ fn t52_a_memory_server_that_is_killed_where_memory_is_short_loses_nothing() {
     };
     let mut work = Work::create("shop");
     work.machines.directory.run_in(group.directory(), &["vm", "start", "shop"]).ok();
+    // Whoever serves the memory is not among those that wait for it.
+    for file in ["keeper.lock", "memory.pid"] {
+        group.release_process(work.machines.process("shop", file).expect("it runs")).expect("another group");
+    }
     work.begin_in("shop");
     work.run(&["vm", "checkpoint", "shop", "--keep=3"]);
     let usage = || group.usage().expect("what is used");
@@ -309,7 +313,7 @@ fn t52_a_memory_server_that_is_killed_where_memory_is_short_loses_nothing() {
     let limit = group.limit(usage().kept_bytes + (128 << 20));
     tokio::runtime::Runtime::new().expect("a runtime").block_on(limit).expect("a limit");
     let machine = work.machines.process("shop", "qemu.pid");
-    for kill in 1..=100 {
+    for kill in 1..=40 {
         work.rest();
         let take =
             (kill % 4 == 0).then(|| work.machines.directory.spawn_unheard(&["vm", "checkpoint", "shop", "--keep=3"]));
