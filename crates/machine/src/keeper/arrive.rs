@@ -112,8 +112,8 @@ pub(super) async fn begin(
     let failures = link.failure_sender();
     let begun = receive(home, user, keeper, &record, (link, stream)).await;
     if let Err(error) = &begun {
-        discard(home, &record);
         refuse(failures, error).await;
+        discard(home, &record);
     }
     begun
 }
@@ -125,7 +125,8 @@ fn accept(stream: UnixStream) -> Result<(DestinationLink, UnixStream), String> {
     Ok((Receiving::accept(from, to).map_err(words)?, ender))
 }
 
-/// Says why it does not come: what the source hears is why it stays there.
+/// Says why it does not come: what the source hears is why it stays there. First of all, for nobody says any more that
+/// this side lives, and to write something down can take long on a full disk; the source has given nothing away.
 pub(super) async fn refuse(failures: FailureSender<UnixStream>, error: &MachineError) {
     let reason = error.to_string();
     let _ = tokio::task::spawn_blocking(move || failures.fail(&reason)).await;
@@ -292,8 +293,8 @@ impl Arriving {
         let (mut link, stream) = match loaded {
             Ok(loaded) => loaded,
             Err(error) => {
-                discard(home, &record);
                 refuse(failures, &error).await;
+                discard(home, &record);
                 return Err(error);
             }
         };
@@ -416,8 +417,8 @@ impl Begun {
     /// What was to begin here does not, because of this: a machine that comes goes on where it was.
     pub(super) async fn refuse(self, home: &MachineHome, error: &MachineError) {
         if let Begun::Arriving(arriving) = self {
-            discard(home, &arriving.record);
             refuse(arriving.link.failure_sender(), error).await;
+            discard(home, &arriving.record);
         }
     }
 }
