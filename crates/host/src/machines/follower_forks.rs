@@ -105,7 +105,9 @@ impl Provisioner {
             return Err(HostError::NotForked { parent: parent.name.clone(), reason });
         }
         let machine = self.machine(parent).ok_or(MachineError::NoMachines)?;
-        fork_memory::check(machine.home().name(), &machine.home().configuration()?, followers.len())?;
+        let footprint = machine.observe().await.map(|status| status.footprint).unwrap_or_default();
+        let wanted = fork_memory::Wanted { count: followers.len(), shares: true, takes_checkpoint: true };
+        fork_memory::check(machine.home().name(), &machine.home().configuration()?, wanted, &footprint)?;
         for follower in followers {
             self.remove_machine(follower).await?;
         }

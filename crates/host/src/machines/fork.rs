@@ -65,7 +65,10 @@ impl Machines {
         self.refuse_clusters(parent, "its fork would be a second server of the same name in the cluster")?;
         let configuration = original.home().configuration()?;
         let network = fork.network(configuration.network.as_ref())?;
-        fork_memory::check(parent, &configuration, 1)?;
+        original.check_disk_is_here()?;
+        let footprint = original.observe().await.map(|status| status.footprint).unwrap_or_default();
+        let wanted = fork_memory::Wanted { count: 1, shares: fork.shares, takes_checkpoint: fork.checkpoint.is_none() };
+        fork_memory::check(parent, &configuration, wanted, &footprint)?;
         let home = MachineHome::of(&self.directory.machines(), name);
         if home.is_made() {
             return Err(MachineError::Exists { name: name.clone() }.into());

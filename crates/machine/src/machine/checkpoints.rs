@@ -9,6 +9,7 @@ use onecopy_checkpoint::image::{Checkpoint, Image};
 use super::{CHECKPOINT_TIMEOUT, KEEPER_TIMEOUT, Machine, RELEASE_TIMEOUT, WAY_TIMEOUT};
 use crate::fork::StartPoint;
 use crate::keeper::{CheckpointTaken, KeeperReply, KeeperRequest};
+use crate::migration::Arrival;
 use crate::{MachineError, MachineHome};
 
 /// How long a machine may take to begin at a checkpoint: its memory is written first.
@@ -84,9 +85,24 @@ impl Machine {
     /// # Errors
     /// [`MachineError::Runs`], [`MachineError::Checkpoint`], and as [`Machine::start`].
     pub async fn restore(&self, number: Option<u64>) -> Result<u64, MachineError> {
+        self.check_disk_is_here()?;
         let number = self.find_checkpoint(number)?;
         self.begin_at(&StartPoint { number, parent: None, shares: false }).await?;
         Ok(number)
+    }
+
+    /// Refuses what would lie over a disk that still comes from another host: nobody would fetch the rest.
+    ///
+    /// # Errors
+    /// [`MachineError::Checkpoint`].
+    pub fn check_disk_is_here(&self) -> Result<(), MachineError> {
+        match Arrival::of(&self.home)? {
+            Some(Arrival { is_whole: false, .. }) => {
+                let reason = "its disk is not all here yet; `onecopy disk info` shows how far it is".to_owned();
+                Err(MachineError::Checkpoint { machine: self.home.name().to_string(), reason })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The number of a checkpoint that is there, the last one where none is named.

@@ -270,3 +270,19 @@ fn a_users_snapshot_is_no_migrations() {
         assert!(!is_snapshot(name), "{name}");
     }
 }
+
+/// Nobody would fetch the rest of a disk that another one lies over.
+///
+/// Spec: D6
+#[tokio::test]
+async fn t30_a_machine_whose_disk_still_comes_is_not_restored() {
+    let directory = tempfile::tempdir().unwrap();
+    let home = MachineHome::at(&directory.path().join("web")).unwrap();
+    fs::create_dir(home.root()).unwrap();
+    let machine = crate::Machine::new(home.clone(), ServiceUser::resolve(None).unwrap());
+    arrival(ArrivalState::Here).write(&home).unwrap();
+    let refused = machine.restore(None).await.unwrap_err().to_string();
+    assert!(refused.contains("not all here yet"), "{refused}");
+    Arrival { is_whole: true, ..arrival(ArrivalState::Here) }.write(&home).unwrap();
+    machine.check_disk_is_here().unwrap();
+}
