@@ -1,7 +1,7 @@
 //! What a client sends before one Sync is one transaction, whoever of server and router finds the error in it.
 
 use crate::harness::{on_leader, start_usual};
-use crate::wire::{Wire, bind, describe, execute, parse, run_extended, sync};
+use crate::wire::{Wire, bind, describe, execute, flush, parse, run_extended, sync};
 
 const INSERT: &str = "INSERT INTO numbers VALUES (100, 1)";
 
@@ -76,6 +76,13 @@ async fn a_block_of_code_in_a_batch_is_taken_back_with_it() -> anyhow::Result<()
         assert_eq!((answer.code().as_str(), answer.status()?), ("22012", 'I'), "{statements:?}");
         assert_eq!(on_leader(&cluster, "SELECT count(*) FROM numbers").await?.number()?, 10, "{statements:?}");
     }
+    // Also where the batch comes in parts, or the router itself answers something in it.
+    for between in [flush(), run_extended("SET work_mem = '5MB'", &[])] {
+        let first = [run_extended(block, &[]), run_extended(INSERT, &[]), between].concat();
+        let answer = wire.ask(&[first, run_extended("SELECT 1 / 0", &[]), sync()].concat()).await?;
+        assert_eq!((answer.code().as_str(), answer.status()?), ("22012", 'I'));
+        assert_eq!(on_leader(&cluster, "SELECT count(*) FROM numbers").await?.number()?, 10);
+    }
     let answer = wire.ask(&[run_extended(INSERT, &[]), run_extended(block, &[]), sync()].concat()).await?;
     assert_eq!(answer.commands(), ["INSERT 0 1", "DO"]);
     assert_eq!(on_leader(&cluster, "SELECT count(*) FROM numbers").await?.number()?, 12);
@@ -95,6 +102,9 @@ async fn what_is_set_for_the_transaction_first_in_a_batch_holds_in_it() -> anyho
     assert_eq!((answer.text_rows(), answer.status()?), (vec!["7".to_owned()], 'I'));
     assert!(answer.fields(b'N')?.contains(&('C', "25P01".to_owned())));
     assert_eq!(wire.ask(&[run_extended(ask, &[]), sync()].concat()).await?.text_rows(), [""]);
+    let role = [run_extended("SET LOCAL ROLE pg_monitor", &[]), run_extended("SELECT current_user", &[]), sync()];
+    assert_eq!(wire.ask(&role.concat()).await?.text_rows(), ["pg_monitor"]);
+    assert_ne!(wire.query("SELECT current_user").await?.text_rows(), ["pg_monitor"]);
     let read_only = [run_extended("SET TRANSACTION READ ONLY", &[]), run_extended(INSERT, &[]), sync()].concat();
     assert_eq!(wire.ask(&read_only).await?.code(), "25006");
     assert_eq!(on_leader(&cluster, "SELECT count(*) FROM numbers").await?.number()?, 10);

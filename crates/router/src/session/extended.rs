@@ -192,11 +192,13 @@ impl Session {
         }
         // What follows belongs to the same transaction until the client's Sync, and portals live as long.
         let opens = traits.statements > 0 || request.binds_portal();
-        if goes_on && opens && self.transaction.is_none() && !traits.commits_itself {
-            let alone = traits.ddl.as_ref().is_some_and(|ddl| ddl.alone);
-            if !alone {
-                self.transaction = Some(Transaction::implicit(self));
-            }
+        let alone = traits.ddl.as_ref().is_some_and(|ddl| ddl.alone);
+        // CALL and DO may commit where nothing else is in their transaction; nobody else waits for a client's COPY.
+        let several = traits.statements > 1;
+        let in_parts = goes_on && (!traits.commits_itself || several);
+        let waits = traits.commits_itself && traits.waits_for_client && several;
+        if (in_parts || waits) && opens && self.transaction.is_none() && !alone {
+            self.transaction = Some(Transaction::implicit(self));
         }
         self.parsed = 0;
         let outcome = self.run_unit(request, traits).await?;

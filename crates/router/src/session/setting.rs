@@ -39,10 +39,18 @@ impl Session {
         value: Option<&str>,
         text: &str,
     ) -> Result<Outcome, SessionEnd> {
-        match name {
-            "onecopy.freshness" | "onecopy.server" | "onecopy.served_by" => {
-                return Ok(self.set_of_router(name, value, "SET"));
+        if matches!(name, "onecopy.freshness" | "onecopy.server" | "onecopy.served_by") {
+            return Ok(self.set_of_router(name, value, "SET"));
+        }
+        if local && self.transaction.is_none() {
+            let warning = "SET LOCAL can only be used in transaction blocks";
+            self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, warning);
+            if !self.opens_pipeline() {
+                self.client.output.command_complete("SET");
+                return Ok(Outcome::Done);
             }
+        }
+        match name {
             "default_transaction_isolation" => {
                 return Ok(match value.map(Isolation::from_setting) {
                     Some(None) => self.invalid_value(name, value.unwrap_or_default()),
@@ -72,28 +80,14 @@ impl Session {
             "role" | "session_authorization" => return self.set_identity(text).await,
             // Its value cannot be read back, and is used up: it is its back end's.
             "seed" => {
-                self.pin(PinReason::HiddenSetting);
-                return self.run_text_on_leader(text).await;
+                let pins = Some(PinReason::HiddenSetting);
+                return self.run_text_with(text, BatchTraits { statements: 1, pins, ..BatchTraits::default() }).await;
             }
             _ => {}
         }
         if local {
-            return match &self.transaction {
-                Some(_) => {
-                    self.note_local(name);
-                    self.run_text_in_transaction(text).await
-                }
-                None => {
-                    let warning = "SET LOCAL can only be used in transaction blocks";
-                    self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, warning);
-                    if !self.opens_pipeline() {
-                        self.client.output.command_complete("SET");
-                        return Ok(Outcome::Done);
-                    }
-                    self.note_local(name);
-                    self.run_text_in_transaction(text).await
-                }
-            };
+            self.note_local(name);
+            return self.run_text_in_transaction(text).await;
         }
         self.set_and_follow(name, text).await
     }
@@ -440,7 +434,10 @@ impl Session {
 
     /// Runs one statement of the client's as it is on the leader.
     pub(super) async fn run_text_on_leader(&mut self, text: &str) -> Result<Outcome, SessionEnd> {
-        let traits = BatchTraits { statements: 1, ..BatchTraits::default() };
+        self.run_text_with(text, BatchTraits { statements: 1, ..BatchTraits::default() }).await
+    }
+
+    async fn run_text_with(&mut self, text: &str, traits: BatchTraits) -> Result<Outcome, SessionEnd> {
         let request = Request::simple(text.to_owned().into());
         match &self.transaction {
             Some(_) => self.run_in_transaction(&request, &traits).await,
