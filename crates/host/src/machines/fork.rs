@@ -98,7 +98,10 @@ impl Machines {
         let is_isolated = configuration.network.is_some();
         let make = move || made.make_fork(&from, &configuration, (number, shares), is_isolated, &user);
         if let Err(error) = blocking("making a machine", make).await {
-            remove_left(home).await;
+            // One that is made is somebody else's, of the same name; nobody else makes one meanwhile.
+            if !home.is_made() {
+                remove_left(home).await;
+            }
             return Err(error.into());
         }
         drop(ports);

@@ -58,10 +58,13 @@ impl MachineHome {
     /// The same for who deletes it.
     ///
     /// # Errors
-    /// [`MachineError::Busy`] while a fork of it is being made, [`MachineError::File`].
+    /// [`MachineError::Busy`] while a fork of it is made or checkpoints are forgotten, [`MachineError::File`].
     pub fn keep_from_new_forks(&self) -> Result<File, MachineError> {
         let alone = self.keep_from_forks().map_err(MachineError::file("lock", self.forks_lock()))?;
-        alone.ok_or_else(|| MachineError::Busy { doing: format!("a fork of {} is being made", self.name) })
+        alone.ok_or_else(|| {
+            let doing = format!("a fork of {} is being made, or its checkpoints are being forgotten", self.name);
+            MachineError::Busy { doing }
+        })
     }
 
     /// While this is held no fork of it is made; none while one is being made.

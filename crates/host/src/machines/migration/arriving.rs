@@ -96,7 +96,7 @@ impl Machines {
             let make = Arc::clone(&make);
             match blocking("making a machine", move || make()).await {
                 // What is left of a copy of before is being removed.
-                Err(MachineError::Runs { .. }) if begun.elapsed() < VOID_TIMEOUT => {
+                Err(MachineError::Runs { .. } | MachineError::Busy { .. }) if begun.elapsed() < VOID_TIMEOUT => {
                     tokio::time::sleep(LOOK_INTERVAL).await;
                 }
                 made => break made?,
