@@ -42,6 +42,17 @@ impl Session {
         if matches!(name, "onecopy.freshness" | "onecopy.server" | "onecopy.served_by") {
             return Ok(self.set_of_router(name, value, "SET"));
         }
+        let reads_sql = matches!(name, "standard_conforming_strings" | "client_encoding");
+        if reads_sql && value.is_none_or(|value| !is_readable_with(name, value)) {
+            self.fail(
+                SqlError::error(
+                    sqlstate::FEATURE_NOT_SUPPORTED,
+                    format!("this value of {name} is not supported: the router could misread SQL"),
+                )
+                .hint("Use standard_conforming_strings = on and client_encoding = UTF8."),
+            );
+            return Ok(Outcome::Failed);
+        }
         if local && self.transaction.is_none() {
             let warning = "SET LOCAL can only be used in transaction blocks";
             self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, warning);
@@ -66,16 +77,6 @@ impl Session {
                 // To DEFAULT: what the transaction has already.
                 self.client.output.command_complete("SET");
                 return Ok(Outcome::Done);
-            }
-            "standard_conforming_strings" | "client_encoding" if value.is_none_or(|v| !is_readable_with(name, v)) => {
-                self.fail(
-                    SqlError::error(
-                        sqlstate::FEATURE_NOT_SUPPORTED,
-                        format!("this value of {name} is not supported: the router could misread SQL"),
-                    )
-                    .hint("Use standard_conforming_strings = on and client_encoding = UTF8."),
-                );
-                return Ok(Outcome::Failed);
             }
             "role" | "session_authorization" => return self.set_identity(text).await,
             // Its value cannot be read back, and is used up: it is its back end's.
