@@ -154,7 +154,8 @@ async fn a_server_lost_while_copy_ends_shifts_no_later_answer() -> anyhow::Resul
     assert_eq!((answer.code().as_str(), answer.status()?), ("57P01", 'I'), "{answer:?}");
     wait_for_updates(&cluster).await?;
     for number in 0..3 {
-        assert_eq!(wire.query(&format!("SELECT {number}")).await?.text_rows(), [number.to_string()]);
+        let answer = wire.query(&format!("SELECT {number}")).await?;
+        assert_eq!(answer.text_rows(), [number.to_string()], "{:?}", answer.errors());
     }
     assert_eq!(wire.query("SELECT count(*) FROM numbers WHERE id = 3000").await?.text_rows(), ["0"]);
     Ok(())
