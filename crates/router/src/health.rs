@@ -39,16 +39,21 @@ pub async fn watch(server: Arc<Server>, timeout: Duration) {
     }
 }
 
+/// Asks over the connection that is kept, and over a new one where that has ended: a server that ended one session is
+/// not down.
 async fn probe(
     server: &Arc<Server>,
     credentials: &Credentials,
     connection: &mut Option<Backend>,
 ) -> Result<u64, BackendError> {
-    let backend = match connection {
-        Some(backend) => backend,
-        None => connection.insert(Backend::connect(server, &server.probe_database, credentials, Purpose::Probe).await?),
-    };
-    wal_position(backend).await
+    if let Some(backend) = connection {
+        match wal_position(backend).await {
+            Ok(position) => return Ok(position),
+            Err(error) => tracing::debug!(server = server.name, %error, "the probe's session has ended"),
+        }
+    }
+    let backend = Backend::connect(server, &server.probe_database, credentials, Purpose::Probe).await?;
+    wal_position(connection.insert(backend)).await
 }
 
 /// How far the server at the other end has written, or replayed, in bytes of WAL since the beginning.

@@ -1,9 +1,8 @@
 //! COPY in both directions and both protocols, with ends of every kind.
 
 use anyhow::Context;
-use rustix::process::{Pid, Signal};
 
-use crate::harness::{busy_back_ends, leader, start_usual, wait_for_updates, wait_until};
+use crate::harness::{busy_back_ends, kill_back_end, leader, start_usual, wait_for_updates, wait_until};
 use crate::wire::{Wire, bind, close, execute, flush, message, parse, query, run_extended, sync};
 
 fn data(text: &str) -> Vec<u8> {
@@ -148,8 +147,7 @@ async fn a_server_lost_while_copy_ends_shifts_no_later_answer() -> anyhow::Resul
     let sleeps = "SELECT coalesce(max(pid), 0) FROM pg_stat_activity \
                   WHERE wait_event = 'PgSleep' AND query LIKE 'COPY numbers%'";
     wait_until("it sleeps", || async { Ok(observer.run(sleeps).await?.number()? > 0) }).await?;
-    let process = i32::try_from(observer.run(sleeps).await?.number()?)?;
-    rustix::process::kill_process(Pid::from_raw(process).context("a number")?, Signal::KILL)?;
+    kill_back_end(&cluster, sleeps).await?;
     let answer = wire.answer().await?;
     assert_eq!((answer.code().as_str(), answer.status()?), ("57P01", 'I'), "{answer:?}");
     wait_for_updates(&cluster).await?;

@@ -8,6 +8,7 @@ use onecopy_router::config::RouterSettings;
 use onecopy_tests::client::{Answer, Session, StatementResult};
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::servers::DATABASE;
+use rustix::process::{Pid, Signal};
 
 /// What has not become true by then never does.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -161,6 +162,16 @@ pub async fn leader(cluster: &TestCluster) -> anyhow::Result<Session> {
 /// The leader's answer, asked without the router.
 pub async fn on_leader(cluster: &TestCluster, sql: &str) -> anyhow::Result<Answer> {
     Ok(leader(cluster).await?.run(sql).await?)
+}
+
+/// Kills the leader's process whose number `pid` selects, and waits until the postmaster has ended all others and has
+/// recovered: until then it may take sessions that it is about to end.
+pub async fn kill_back_end(cluster: &TestCluster, pid: &str) -> anyhow::Result<()> {
+    let observer = leader(cluster).await?;
+    let process = i32::try_from(observer.run(pid).await?.number()?)?;
+    rustix::process::kill_process(Pid::from_raw(process).context("a process has a number")?, Signal::KILL)?;
+    wait_until("all are ended", || async { Ok(observer.run("SELECT 1").await.is_err()) }).await?;
+    wait_until("the leader recovers", || async { Ok(leader(cluster).await.is_ok()) }).await
 }
 
 /// Makes commits that ask for it (`SET LOCAL synchronous_commit = on`) wait for a standby that does not exist: they are

@@ -5,11 +5,10 @@ use anyhow::Context;
 use onecopy_router::Health;
 use onecopy_tests::client::{Session, StatementResult};
 use onecopy_tests::cluster::TestCluster;
-use rustix::process::{Pid, Signal};
 
 use crate::harness::{
-    bounded, busy_back_ends, code, leader, make_commits_endless, run, run_once_there, start_usual, wait_for_health,
-    wait_for_updates, wait_for_whole_epoch, wait_until,
+    bounded, busy_back_ends, code, kill_back_end, leader, make_commits_endless, run, run_once_there, start_usual,
+    wait_for_health, wait_for_updates, wait_for_whole_epoch, wait_until,
 };
 
 /// In which state a transaction is when its server process is lost.
@@ -127,16 +126,14 @@ async fn end_sessions(cluster: &TestCluster) -> anyhow::Result<()> {
     wait_until("they are gone", || async { Ok(observer.run(&left).await?.number()? == 0) }).await
 }
 
-/// Kills a process of the router's on the leader, the one that does something for a session if there is such, and waits
-/// until the postmaster has ended all others and has recovered.
+/// Kills a process of the router's on the leader, the one that does something for a session if there is such.
 async fn kill_one(cluster: &TestCluster) -> anyhow::Result<()> {
-    let observer = leader(cluster).await?;
-    let sql = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'onecopy %' \
-         ORDER BY application_name = 'onecopy session' DESC, state IS DISTINCT FROM 'idle' DESC LIMIT 1";
-    let process = i32::try_from(observer.run(sql).await?.number()?)?;
-    rustix::process::kill_process(Pid::from_raw(process).context("a process has a number")?, Signal::KILL)?;
-    wait_until("all are ended", || async { Ok(observer.run("SELECT 1").await.is_err()) }).await?;
-    wait_until("the leader recovers", || async { Ok(leader(cluster).await.is_ok()) }).await
+    kill_back_end(
+        cluster,
+        "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'onecopy %' \
+         ORDER BY application_name = 'onecopy session' DESC, state IS DISTINCT FROM 'idle' DESC LIMIT 1",
+    )
+    .await
 }
 
 /// Rows that the update of [`State::AutocommitUpdate`] has left.
@@ -230,6 +227,29 @@ async fn a_back_end_that_is_killed_in_any_state_is_reported_and_the_leader_comes
         let before = value(&cluster).await?;
         let result = drive(&cluster, &session, state, async || kill_one(&cluster).await).await?;
         after(&cluster, &session, state, &result, before).await?;
+    }
+    Ok(())
+}
+
+/// A server that ends the probe's session answers the next one: it never counts as down, so no read is refused.
+///
+/// Spec: A1
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_ends_the_probes_session_is_not_down() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    wait_for_health(&cluster, "leader", Health::Up).await?;
+    let observer = leader(&cluster).await?;
+    let probe = "SELECT coalesce(max(pid), 0) FROM pg_stat_activity WHERE application_name = 'onecopy probe'";
+    for _ in 0..5 {
+        let ended = observer.run(probe).await?.number()?;
+        assert!(ended > 0, "the probe has a session");
+        observer.run(&format!("SELECT pg_terminate_backend({ended})")).await?;
+        wait_until("the probe has another session", || async {
+            let health = cluster.router().status().servers[0].health;
+            anyhow::ensure!(health == Health::Up, "{health:?}");
+            Ok(![0, ended].contains(&observer.run(probe).await?.number()?))
+        })
+        .await?;
     }
     Ok(())
 }
