@@ -9,6 +9,7 @@
 //! A machine's keeper, its disk server and QEMU outlive the daemon, and each other: who dies alone is started again, or
 //! taken over by the next one. A machine has ended when its QEMU has.
 
+mod carry;
 mod configuration;
 mod desired_state;
 mod error;
@@ -32,6 +33,7 @@ mod template;
 #[cfg(test)]
 mod tests;
 
+pub use carry::carry;
 pub use configuration::{Forward, GUEST_PORT, MachineConfiguration, Transport};
 pub use error::{MachineError, hypervisor_failed};
 pub use footprint::{DiskFootprint, MemoryFootprint, SharedMemory, TotalFootprint};

@@ -142,7 +142,7 @@ impl Host {
                 write_line(&mut stream, &HostAnswer::Pong { version }).await?;
             }
             HostRequest::Image { source } => return self.lend(stream, &source, peer).await,
-            HostRequest::Machine { order } => machines::serve(&self, &mut stream, order).await?,
+            HostRequest::Machine { order } => return machines::serve(&self, stream, order).await,
             HostRequest::Clone { order } => {
                 ordered::make(&self, &mut stream, order, &Orderer { peer, here, certificate }).await?;
             }

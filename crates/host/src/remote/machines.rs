@@ -5,50 +5,44 @@ use std::collections::BTreeMap;
 use onecopy_clone::network::protocol::ProtocolError;
 use onecopy_clone::network::request::{HostAnswer, write_line};
 use onecopy_machine::migration::{HostOrder, ReceiveOrder, Which};
-use onecopy_machine::{MachineName, ServedSnapshot, SnapshotServer};
+use onecopy_machine::{MachineName, ServedSnapshot, SnapshotServer, carry};
 use serde::Serialize;
-use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 
 use super::listener::Host;
 use crate::machines::Machines;
 
-/// Bytes on their way between another host and a process of this one.
-const PUMP_BYTES: usize = 256 << 10;
-
 /// Processes that serve snapshots of disks that have gone.
 #[derive(Debug, Default)]
 pub(super) struct Snapshots(Mutex<BTreeMap<MachineName, (String, SnapshotServer)>>);
 
 /// Does what is ordered, and tells of it.
-pub(super) async fn serve<S>(host: &Host, stream: &mut S, order: serde_json::Value) -> Result<(), ProtocolError>
+pub(super) async fn serve<S>(host: &Host, mut stream: S, order: serde_json::Value) -> Result<(), ProtocolError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let done = match (serde_json::from_value(order), &host.machines) {
         (Err(error), _) => Err(format!("that is no order about a machine: {error}")),
         (_, None) => Err("machines neither come nor go here; start `onecopy host` with --machines".to_owned()),
-        (Ok(HostOrder::Receive(order)), Some(machines)) => receive(host, machines, stream, &order).await,
-        (Ok(HostOrder::Disk(which)), Some(machines)) => lend(host, machines, stream, &which).await,
-        (Ok(HostOrder::Go(which)), Some(machines)) => tell(stream, machines.go(&which).await).await,
-        (Ok(HostOrder::Discard(which)), Some(machines)) => tell(stream, machines.discard(&which).await).await,
-        (Ok(HostOrder::Verdict(which)), Some(machines)) => tell(stream, machines.verdict(&which).await).await,
-        (Ok(HostOrder::Yield(which)), Some(machines)) => tell(stream, machines.yield_machine(&which).await).await,
+        (Ok(HostOrder::Receive(order)), Some(machines)) => return receive(host, machines, stream, &order).await,
+        (Ok(HostOrder::Disk(which)), Some(machines)) => return lend(host, machines, stream, &which).await,
+        (Ok(HostOrder::Go(which)), Some(machines)) => tell(&mut stream, machines.go(&which).await).await,
+        (Ok(HostOrder::Discard(which)), Some(machines)) => tell(&mut stream, machines.discard(&which).await).await,
+        (Ok(HostOrder::Verdict(which)), Some(machines)) => tell(&mut stream, machines.verdict(&which).await).await,
+        (Ok(HostOrder::Yield(which)), Some(machines)) => tell(&mut stream, machines.yield_machine(&which).await).await,
         (Ok(HostOrder::Whole(which)), Some(machines)) => {
             let noted = machines.note_whole(&which);
             if noted.is_ok() {
                 host.snapshots.0.lock().await.remove(&which.name);
             }
-            tell(stream, noted).await
+            tell(&mut stream, noted).await
         }
     };
     match done {
-        Ok(()) => Ok(()),
-        Err(reason) => {
-            tracing::warn!(reason, "refused");
-            write_line(stream, &HostAnswer::Refused { reason }).await
-        }
+        Ok(()) => Ok(stream.shutdown().await?),
+        Err(reason) => refuse(stream, reason).await,
     }
 }
 
@@ -65,39 +59,55 @@ fn words(error: impl ToString) -> String {
 }
 
 /// Makes a machine's directory and its keeper, and carries to that what comes.
-async fn receive<S>(host: &Host, machines: &Machines, stream: &mut S, order: &ReceiveOrder) -> Result<(), String>
+async fn receive<S>(host: &Host, machines: &Machines, mut stream: S, order: &ReceiveOrder) -> Result<(), ProtocolError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let name = &order.which.name;
-    machines.check_origin(order, &host.keys_directory).await.map_err(words)?;
-    let machine = machines.make_arriving(order, &host.keys_directory).await.map_err(words)?;
+    let ordered = async {
+        machines.check_origin(order, &host.keys_directory).await?;
+        machines.make_arriving(order, &host.keys_directory).await
+    };
+    let machine = match ordered.await {
+        Ok(machine) => machine,
+        Err(error) => return refuse(stream, words(error)).await,
+    };
     tracing::info!(machine = %name, origin = order.origin, "a machine comes");
-    let outcome = match machine.receive().await {
-        Ok(keeper) => write_line(stream, &HostAnswer::Ready).await.map_err(words).map(|()| keeper),
-        Err(error) => Err(error.to_string()),
-    };
-    let outcome = match outcome {
-        Ok(mut keeper) => {
-            if let Err(error) = copy_bidirectional_with_sizes(stream, &mut keeper, PUMP_BYTES, PUMP_BYTES).await {
-                tracing::debug!(machine = %name, %error, "the connection to its source ended");
+    let came = async move {
+        match machine.receive().await {
+            Ok(keeper) => {
+                write_line(&mut stream, &HostAnswer::Ready).await?;
+                carry(stream, keeper).await;
+                Ok(())
             }
-            Ok(())
+            Err(error) => refuse(stream, words(error)).await,
         }
-        Err(reason) => Err(reason),
     };
+    let came = came.await;
+    // The connection has ended: what is left is cleared once the source has decided, and it may wait for that end.
     machines.clear_arrival(name).await;
-    outcome
+    came
+}
+
+/// Says why what is ordered is not done.
+async fn refuse<S: AsyncWrite + Unpin>(mut stream: S, reason: String) -> Result<(), ProtocolError> {
+    tracing::warn!(reason, "refused");
+    write_line(&mut stream, &HostAnswer::Refused { reason }).await?;
+    // The other side reads the answer before it sees the end.
+    Ok(stream.shutdown().await?)
 }
 
 /// Carries bytes between the other host and what serves the snapshot.
-async fn lend<S>(host: &Host, machines: &Machines, stream: &mut S, which: &Which) -> Result<(), String>
+async fn lend<S>(host: &Host, machines: &Machines, mut stream: S, which: &Which) -> Result<(), ProtocolError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut served = host.snapshots.open(machines, which).await?;
-    write_line(stream, &HostAnswer::Ready).await.map_err(words)?;
-    let _ = copy_bidirectional_with_sizes(stream, &mut served, PUMP_BYTES, PUMP_BYTES).await;
+    let served = match host.snapshots.open(machines, which).await {
+        Ok(served) => served,
+        Err(reason) => return refuse(stream, reason).await,
+    };
+    write_line(&mut stream, &HostAnswer::Ready).await?;
+    carry(stream, served).await;
     Ok(())
 }
 

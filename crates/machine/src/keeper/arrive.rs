@@ -28,7 +28,7 @@ use super::arriving_disk::{make_disk, serve_source};
 use super::backup::{self, Copy};
 use super::guest::Begun;
 use super::link::{
-    Answered, DestinationLink, FENCE_WITHIN, Said, TURN_TIMEOUT, Watch, directions, message, understand,
+    self, Answered, DestinationLink, FENCE_WITHIN, Said, TURN_TIMEOUT, Watch, directions, message, understand,
 };
 use super::memory_file::MemoryFile;
 use super::migrate::words;
@@ -56,7 +56,7 @@ const UNREACHED_MIN: Duration = Duration::from_secs(3);
 pub(super) struct Arriving {
     pub(super) link: DestinationLink,
     /// What ends the connection.
-    pub(super) stream: UnixStream,
+    pub(super) stream: Arc<UnixStream>,
     pub(super) decoder: Decoder,
     pub(super) prefix: Vec<u8>,
     /// What references to the disk are read from.
@@ -110,26 +110,26 @@ pub(super) async fn begin(
         failed(home, reason)
     })?;
     let failures = link.failure_sender();
-    let begun = receive(home, user, keeper, &record, (link, stream)).await;
+    let begun = receive(home, user, keeper, &record, (link, Arc::clone(&stream))).await;
     if let Err(error) = &begun {
-        refuse(failures, error).await;
+        refuse(failures, stream, error).await;
         discard(home, &record);
     }
     begun
 }
 
 /// Reads who begins; with what ends the connection.
-fn accept(stream: UnixStream) -> Result<(DestinationLink, UnixStream), String> {
+fn accept(stream: UnixStream) -> Result<(DestinationLink, Arc<UnixStream>), String> {
     let ender = stream.try_clone().map_err(words)?;
     let (from, to) = directions(stream).map_err(words)?;
-    Ok((Receiving::accept(from, to).map_err(words)?, ender))
+    Ok((Receiving::accept(from, to).map_err(words)?, Arc::new(ender)))
 }
 
 /// Says why it does not come: what the source hears is why it stays there. First of all, for nobody says any more that
 /// this side lives, and to write something down can take long on a full disk; the source has given nothing away.
-pub(super) async fn refuse(failures: FailureSender<UnixStream>, error: &MachineError) {
+async fn refuse(failures: FailureSender<UnixStream>, stream: Arc<UnixStream>, error: &MachineError) {
     let reason = error.to_string();
-    let _ = tokio::task::spawn_blocking(move || failures.fail(&reason)).await;
+    let _ = tokio::task::spawn_blocking(move || link::refuse(&failures, &stream, &reason)).await;
 }
 
 async fn receive(
@@ -137,7 +137,7 @@ async fn receive(
     user: &ServiceUser,
     keeper: &Arc<Keeper>,
     record: &Arrival,
-    (link, stream): (DestinationLink, UnixStream),
+    (link, stream): (DestinationLink, Arc<UnixStream>),
 ) -> Result<(Server, Arriving), MachineError> {
     let (own, account, expected) = (home.clone(), user.clone(), record.clone());
     let first = tokio::task::spawn_blocking(move || first_rounds(&own, &account, link, &expected)).await;
@@ -284,16 +284,11 @@ impl Arriving {
         let record = self.record.clone();
         let (prefix, keeper) = (self.prefix.clone(), Arc::clone(&self.keeper));
         // Before the source has heard that it stands here it goes on there, whatever happens.
-        let (failures, stream) = (self.link.failure_sender(), self.stream.try_clone());
-        let stream = stream.map_err(|error| failed(home, error));
-        let loaded = match stream {
-            Ok(stream) => self.load(home, machine).await.map(|link| (link, stream)),
-            Err(error) => Err(error),
-        };
-        let (mut link, stream) = match loaded {
-            Ok(loaded) => loaded,
+        let (failures, stream) = (self.link.failure_sender(), Arc::clone(&self.stream));
+        let mut link = match self.load(home, machine).await {
+            Ok(link) => link,
             Err(error) => {
-                refuse(failures, &error).await;
+                refuse(failures, stream, &error).await;
                 discard(home, &record);
                 return Err(error);
             }
@@ -417,7 +412,7 @@ impl Begun {
     /// What was to begin here does not, because of this: a machine that comes goes on where it was.
     pub(super) async fn refuse(self, home: &MachineHome, error: &MachineError) {
         if let Begun::Arriving(arriving) = self {
-            refuse(arriving.link.failure_sender(), error).await;
+            refuse(arriving.link.failure_sender(), arriving.stream, error).await;
             discard(home, &arriving.record);
         }
     }

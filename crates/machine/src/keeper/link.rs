@@ -1,6 +1,6 @@
 //! The connection between the keepers of one machine on two hosts: its epochs, and what both have to say beside.
 
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,16 +9,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use onecopy_checkpoint::LinkError;
-use onecopy_checkpoint::link::{Receiving, Sending};
+use onecopy_checkpoint::link::{FailureSender, Receiving, Sending};
 use onecopy_clone::network::client::Stream;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::io::copy_bidirectional_with_sizes;
 use tokio::runtime::Handle;
 
 use super::protection::DETECTION_S_DEFAULT;
-use crate::Forward;
 use crate::hardware::Hardware;
+use crate::{Forward, carry};
 
 /// How long the other side may take for what is its turn: QEMU is started within it.
 pub(super) const TURN_TIMEOUT: Duration = Duration::from_secs(90);
@@ -35,8 +34,8 @@ pub(super) const FENCE_WITHIN: Duration = Duration::from_secs(40);
 /// the copy is void: longer, also where either side hears of the loss later than the other one.
 pub(super) const ALONE_AFTER: Duration = Duration::from_secs(60);
 
-/// Bytes on their way between the keeper and the encrypted connection.
-const PUMP_BYTES: usize = 256 << 10;
+/// How long a side that gives up reads on.
+const LINGER: Duration = Duration::from_secs(10);
 
 /// How often it is looked whether a connection is wanted.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -110,18 +109,24 @@ pub(super) fn directions(stream: UnixStream) -> io::Result<(UnixStream, UnixStre
     Ok((stream.try_clone()?, stream))
 }
 
+/// Says why this side gives up, and reads on for a while: of who closes with bytes unread the last words may get lost.
+pub(super) fn refuse(failures: &FailureSender<UnixStream>, mut stream: &UnixStream, reason: &str) {
+    let until = Instant::now() + LINGER;
+    let said = failures.fail(reason).and_then(|()| Ok(stream.shutdown(std::net::Shutdown::Write)?));
+    if said.is_err() || stream.set_read_timeout(Some(LINGER)).is_err() {
+        return;
+    }
+    let mut unread = vec![0; 64 << 10];
+    while Instant::now() < until && stream.read(&mut unread).is_ok_and(|count| count > 0) {}
+}
+
 /// Carries a connection to the other host as long as both are there.
-pub(super) fn carried(handle: &Handle, mut far: Box<dyn Stream>) -> io::Result<UnixStream> {
+pub(super) fn carried(handle: &Handle, far: Box<dyn Stream>) -> io::Result<UnixStream> {
     let (near, carried) = UnixStream::pair()?;
     carried.set_nonblocking(true)?;
     let _runtime = handle.enter();
-    let mut carried = tokio::net::UnixStream::from_std(carried)?;
-    handle.spawn(async move {
-        let ended = copy_bidirectional_with_sizes(&mut far, &mut carried, PUMP_BYTES, PUMP_BYTES).await;
-        if let Err(error) = ended {
-            tracing::debug!(%error, "the connection to the other host is lost");
-        }
-    });
+    let carried = tokio::net::UnixStream::from_std(carried)?;
+    handle.spawn(carry(far, carried));
     Ok(near)
 }
 
