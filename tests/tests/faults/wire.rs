@@ -124,9 +124,14 @@ impl Wire {
 
     /// The same on this port: on a server's own, past the router, what one server does is what all are measured by.
     pub async fn connect_to(port: u16) -> anyhow::Result<Wire> {
+        Wire::connect_with(port, &[]).await
+    }
+
+    /// The same with more parameters at its start.
+    pub async fn connect_with(port: u16, parameters: &[(&str, &str)]) -> anyhow::Result<Wire> {
         let socket = Socket::connect(&Address::of("127.0.0.1", port)).await?;
         let wire = Wire { channel: Channel::new(socket, 1 << 30), cancel_key: Bytes::new(), reported: Vec::new() };
-        wire.log_in_here(&[("user", USER), ("database", DATABASE)], PASSWORD)
+        wire.log_in_here(&[&[("user", USER), ("database", DATABASE)], parameters].concat(), PASSWORD)
             .await?
             .map_err(|error| anyhow::anyhow!("the log-in failed with {}: {}", error.code, error.message))
     }

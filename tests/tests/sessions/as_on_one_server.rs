@@ -355,3 +355,53 @@ async fn a_name_that_is_too_long_is_told_of_once() -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+/// RESET, and SET to the default, lead back to what the client asked for when it logged in, list or not; the client is
+/// told of it, and of what has no value at all.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_setting_goes_back_to_that_of_the_log_in() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let options = "-c search_path=tenant,public -c TimeZone=Asia/Tokyo -c work_mem=7MB -c app.tenant=seven";
+    for port in [cluster.router().local_address().port(), cluster.servers.leader().port()] {
+        let mut wire = Wire::connect_with(port, &[("options", options), ("client_encoding", "LATIN1")]).await?;
+        for begin in ["SELECT 1", "BEGIN", "BEGIN READ ONLY"] {
+            for (name, other, due) in [
+                ("search_path", "pg_catalog", "tenant,public"),
+                ("timezone", "'UTC'", "Asia/Tokyo"),
+                ("work_mem", "'9MB'", "7MB"),
+                ("app.tenant", "'nine'", "seven"),
+                ("client_encoding", "'UTF8'", "LATIN1"),
+                ("enable_seqscan", "off", "on"),
+                ("standard_conforming_strings", "on", "on"),
+            ] {
+                for back in [format!("RESET {name}"), format!("SET {name} TO DEFAULT"), "RESET ALL".to_owned()] {
+                    wire.query(begin).await?;
+                    wire.query(&format!("SET {name} TO {other}")).await?;
+                    let answer = wire.query(&back).await?;
+                    let tag = back.split(' ').next().unwrap_or_default();
+                    let what = format!("{port}, {begin}: {back}: {:?}", answer.errors());
+                    assert_eq!(answer.commands(), [tag], "{what}");
+                    assert_eq!(wire.query(&format!("SHOW {name}")).await?.text_rows(), [due], "{what}");
+                    wire.query("COMMIT").await?;
+                    assert_eq!(wire.query(&format!("SHOW {name}")).await?.text_rows(), [due], "{what}");
+                }
+                if begin != "SELECT 1" {
+                    wire.query(&format!("SET {name} TO {other}")).await?;
+                    wire.query(begin).await?;
+                    let back = format!("SET LOCAL {name} TO DEFAULT");
+                    let answer = wire.query(&back).await?;
+                    let what = format!("{port}, {begin}: {back}: {:?}", answer.errors());
+                    assert_eq!(answer.commands(), ["SET"], "{what}");
+                    assert_eq!(wire.query(&format!("SHOW {name}")).await?.text_rows(), [due], "{what}");
+                    wire.query("COMMIT").await?;
+                    let after = wire.query(&format!("SHOW {name}")).await?.text_rows();
+                    assert_eq!(after, [other.trim_matches('\'')], "{what}");
+                    wire.query(&format!("RESET {name}")).await?;
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -42,7 +42,7 @@ pub(super) fn is_routers_own(action: &Action) -> bool {
         | Action::SetTransactionSnapshot
         | Action::SetCharacteristics(_)
         | Action::Set { .. }
-        | Action::Reset(_)
+        | Action::Reset { .. }
         | Action::ResetAll
         | Action::Discard(_)
         | Action::Deallocate(_) => true,
@@ -98,7 +98,7 @@ impl Session {
             Action::SetTransaction(modes) => self.set_transaction(*modes).await,
             Action::SetCharacteristics(modes) => self.set_characteristics(*modes).await,
             Action::Set { name, local, value } => self.set(name, *local, value.as_deref(), text).await,
-            Action::Reset(name) => self.reset(name, text).await,
+            Action::Reset { name, form } => self.reset(name, *form, text).await,
             Action::ResetAll => self.reset_all().await,
             Action::Show(name) => {
                 self.show(name, describes);
@@ -173,7 +173,7 @@ impl Session {
         if chain
             && transaction.is_on_leader()
             && !transaction.failed
-            && let Ok(relayed) = self.ask_in_transaction("SHOW transaction_read_only").await
+            && let Ok(relayed) = self.ask_in_transaction("SHOW transaction_read_only", false).await
         {
             // ROLLBACK TO may have taken the mode back.
             characteristics.read_only = first_value(relayed.own_rows.last()) == "on";
@@ -241,7 +241,7 @@ impl Session {
             let refusal = "SET TRANSACTION ISOLATION LEVEL must be called before any query";
             return Ok(Err(SqlError::error(sqlstate::ACTIVE_SQL_TRANSACTION, refusal)));
         }
-        match self.ask_in_transaction(TO_ANOTHER_LEVEL_AND_BACK).await {
+        match self.ask_in_transaction(TO_ANOTHER_LEVEL_AND_BACK, false).await {
             Ok(relayed) => Ok(relayed.own_error.map_or(Ok(()), |fields| Err(SqlError::from(fields)))),
             Err(RelayError::Client(error)) => Err(error.into()),
             Err(error) => Ok(Err(self.server_lost("the server", &error, None))),

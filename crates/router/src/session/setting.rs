@@ -19,7 +19,7 @@ use crate::backend::Backend;
 use crate::pool::PoolError;
 use crate::servers::Health;
 use crate::settings::{FORGET_PLANS, Reach, Settings, is_readable_with, quote, quote_identifier};
-use crate::sql::{Isolation, PinReason};
+use crate::sql::{Isolation, PinReason, ResetForm};
 use crate::wire::{Reply, SqlError, sqlstate};
 
 impl Session {
@@ -53,13 +53,8 @@ impl Session {
             );
             return Ok(Outcome::Failed);
         }
-        if local && self.transaction.is_none() {
-            let warning = "SET LOCAL can only be used in transaction blocks";
-            self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, warning);
-            if !self.opens_pipeline() {
-                self.client.output.command_complete("SET");
-                return Ok(Outcome::Done);
-            }
+        if local && !self.begins_locally() {
+            return Ok(Outcome::Done);
         }
         match name {
             "default_transaction_isolation" => {
@@ -74,7 +69,6 @@ impl Session {
             }
             "transaction_read_only" if self.transaction.is_some() => return self.let_server_set_mode(text).await,
             "transaction_isolation" | "transaction_read_only" | "transaction_deferrable" => {
-                // To DEFAULT: what the transaction has already.
                 self.client.output.command_complete("SET");
                 return Ok(Outcome::Done);
             }
@@ -93,6 +87,20 @@ impl Session {
         self.set_and_follow(name, text).await
     }
 
+    /// Whether there is a transaction for SET LOCAL; the client is told when there is none.
+    fn begins_locally(&mut self) -> bool {
+        if self.transaction.is_some() {
+            return true;
+        }
+        let warning = "SET LOCAL can only be used in transaction blocks";
+        self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, warning);
+        let begins = self.opens_pipeline();
+        if !begins {
+            self.client.output.command_complete("SET");
+        }
+        begins
+    }
+
     fn note_local(&mut self, name: &str) {
         if let Some(transaction) = &mut self.transaction {
             transaction.note_local_settings(Reach::of(name));
@@ -101,13 +109,18 @@ impl Session {
 
     /// Runs SET where it is checked, reads the effective value back, and lets it follow the session.
     async fn set_and_follow(&mut self, name: &str, text: &str) -> Result<Outcome, SessionEnd> {
+        // Takes no snapshot: the first query of a transaction does, maybe after it has locked something.
+        let read_back = format!("SHOW {}", name.split('.').map(quote_identifier).collect::<Vec<_>>().join("."));
+        self.set_and_follow_by(name, text, &read_back).await
+    }
+
+    /// The same with a statement of the router's own that gives the effective value.
+    async fn set_and_follow_by(&mut self, name: &str, text: &str, read_back: &str) -> Result<Outcome, SessionEnd> {
         if !self.settings.has_room_for(name) {
             return Ok(self.too_many_settings());
         }
-        // Takes no snapshot: the first query of a transaction does, maybe after it has locked something.
-        let read_back = format!("SHOW {}", name.split('.').map(quote_identifier).collect::<Vec<_>>().join("."));
         if self.transaction.is_some() {
-            return self.set_in_transaction(name, text, &read_back).await;
+            return self.set_in_transaction(name, text, read_back).await;
         }
         let (mut backend, reader) = match self.any_backend().await {
             Ok(taken) => taken,
@@ -129,7 +142,7 @@ impl Session {
             backend.epoch = None;
         }
         Request::simple(text.to_owned().into()).encode(&mut backend, &mut expected);
-        put_own(&mut backend, &read_back, false, &mut expected);
+        put_own(&mut backend, read_back, true, &mut expected);
         if reader.is_some() {
             put_own(&mut backend, FORGET_PLANS, false, &mut expected);
         }
@@ -169,27 +182,27 @@ impl Session {
             return Ok(Outcome::Failed);
         }
         self.note_touched([name.to_owned()]);
-        match self.ask_in_transaction(read_back).await {
-            Ok(Relayed { own_error: Some(fields), .. }) => {
-                self.client.output.truncate(start);
-                self.fail(SqlError::from(fields));
-                Ok(Outcome::Failed)
-            }
-            Ok(relayed) => {
-                let value = first_value(relayed.own_rows.last());
-                self.note_transaction_default(name, &value);
-                // There is room for it.
-                let _ = self.settings.set(name, value);
-                self.note_settings_there(self.settings.clone());
-                Ok(Outcome::Done)
-            }
-            Err(RelayError::Client(error)) => Err(error.into()),
-            Err(error) => {
-                self.client.output.truncate(start);
-                self.fail(self.server_lost("the server", &error, None));
-                Ok(Outcome::Failed)
-            }
-        }
+        let Some(relayed) = self.ask_or_fail(read_back, start).await? else { return Ok(Outcome::Failed) };
+        let value = first_value(relayed.own_rows.last());
+        self.note_transaction_default(name, &value);
+        // There is room for it.
+        let _ = self.settings.set(name, value);
+        self.note_settings_there(self.settings.clone());
+        Ok(Outcome::Done)
+    }
+
+    /// Runs a statement of the router's own in the open transaction. None: it has failed, and the client is told that
+    /// in the place of what is in its output behind `start`.
+    async fn ask_or_fail(&mut self, sql: &str, start: usize) -> Result<Option<Relayed>, SessionEnd> {
+        let error = match self.ask_in_transaction(sql, true).await {
+            Ok(Relayed { own_error: Some(fields), .. }) => SqlError::from(fields),
+            Ok(relayed) => return Ok(Some(relayed)),
+            Err(RelayError::Client(error)) => return Err(error.into()),
+            Err(error) => self.server_lost("the server", &error, None),
+        };
+        self.client.output.truncate(start);
+        self.fail(error);
+        Ok(None)
     }
 
     /// The open transaction, if there is one, changes these settings. ROLLBACK TO may take them back without our
@@ -204,13 +217,13 @@ impl Session {
         }
     }
 
-    /// Runs a statement of the router's own in the open transaction.
-    pub(super) async fn ask_in_transaction(&mut self, sql: &str) -> Result<Relayed, RelayError> {
+    /// Runs a statement of the router's own in the open transaction. `heard`: the client is told of what it sets.
+    pub(super) async fn ask_in_transaction(&mut self, sql: &str, heard: bool) -> Result<Relayed, RelayError> {
         let Some(mut transaction) = self.transaction.take() else { return Ok(Relayed::default()) };
         let mut expected = VecDeque::new();
         let result = match transaction.backend() {
             Some(backend) => {
-                put_own(backend, sql, false, &mut expected);
+                put_own(backend, sql, heard, &mut expected);
                 self.relay(backend, expected, Hold::InCommitBarrier).await.result
             }
             None => Ok(Relayed::default()),
@@ -327,22 +340,28 @@ impl Session {
         Ok(outcome)
     }
 
-    /// RESET.
-    pub(super) async fn reset(&mut self, name: &str, text: &str) -> Result<Outcome, SessionEnd> {
+    /// RESET and SET TO DEFAULT.
+    pub(super) async fn reset(&mut self, name: &str, form: ResetForm, text: &str) -> Result<Outcome, SessionEnd> {
+        if matches!(name, "onecopy.freshness" | "onecopy.server" | "onecopy.served_by") {
+            return Ok(self.set_of_router(name, None, form.tag()));
+        }
+        let local = form == ResetForm::SetLocal;
+        if local && !self.begins_locally() {
+            return Ok(Outcome::Done);
+        }
         match name {
-            "onecopy.freshness" | "onecopy.server" | "onecopy.served_by" => {
-                return Ok(self.set_of_router(name, None, "RESET"));
-            }
             "default_transaction_isolation" => {
                 self.characteristics.isolation = None;
-                self.client.output.command_complete("RESET");
+                self.client.output.command_complete(form.tag());
                 return Ok(Outcome::Done);
             }
             "transaction_read_only" if self.transaction.is_some() => return self.let_server_set_mode(text).await,
+            // What the transaction has already.
             "transaction_isolation" | "transaction_read_only" | "transaction_deferrable" => {
-                self.client.output.command_complete("RESET");
+                self.client.output.command_complete(form.tag());
                 return Ok(Outcome::Done);
             }
+            "role" | "session_authorization" if local => return self.set_identity(text).await,
             "role" | "session_authorization" => {
                 return match self.settings_at_login.get(name).map(str::to_owned) {
                     Some(value) => self.set_identity(&format!("SET {name} TO {}", quote(&value))).await,
@@ -351,13 +370,27 @@ impl Session {
             }
             _ => {}
         }
-        if let Some(value) = self.settings_at_login.get(name).map(str::to_owned) {
-            let text = format!("SET {name} TO {}", quote(&value));
-            return self.set_and_follow(name, &text).await;
+        // The server knows its own default, not that of the client's log-in.
+        let at_login = self.settings_at_login.get(name);
+        let set_at_login =
+            at_login.map(|value| format!("SELECT pg_catalog.set_config({}, {}, {local})", quote(name), quote(value)));
+        if local {
+            self.note_local(name);
+            let start = self.client.output.len();
+            let outcome = self.run_text_in_transaction(text).await?;
+            return Ok(match set_at_login {
+                Some(sql) if outcome == Outcome::Done && self.ask_or_fail(&sql, start).await?.is_none() => {
+                    Outcome::Failed
+                }
+                _ => outcome,
+            });
+        }
+        if let Some(sql) = set_at_login {
+            return self.set_and_follow_by(name, text, &sql).await;
         }
         let outcome = match &self.transaction {
             Some(_) => self.run_text_in_transaction(text).await?,
-            None => self.run_text_on_leader(text).await?,
+            None => self.set_and_follow(name, text).await?,
         };
         if outcome == Outcome::Done {
             self.note_touched([name.to_owned()]);
@@ -387,20 +420,10 @@ impl Session {
             self.note_touched(self.settings.names().map(str::to_owned).collect::<Vec<_>>());
             // The server knows its own defaults, not those of the client's log-in.
             let change = Settings::default().change_to(&self.settings_at_login);
-            match self.ask_in_transaction(change.as_deref().unwrap_or_default()).await {
-                Ok(Relayed { own_error: Some(fields), .. }) => {
-                    self.client.output.truncate(start);
-                    self.fail(SqlError::from(fields));
-                    return Ok(Outcome::Failed);
-                }
-                Ok(_) => self.note_settings_there(self.settings_at_login.clone()),
-                Err(RelayError::Client(error)) => return Err(error.into()),
-                Err(error) => {
-                    self.client.output.truncate(start);
-                    self.fail(self.server_lost("the server", &error, None));
-                    return Ok(Outcome::Failed);
-                }
+            if self.ask_or_fail(change.as_deref().unwrap_or_default(), start).await?.is_none() {
+                return Ok(Outcome::Failed);
             }
+            self.note_settings_there(self.settings_at_login.clone());
         } else {
             self.client.output.command_complete("RESET");
         }

@@ -9,7 +9,7 @@ use pg_query::protobuf::{
 
 use super::body::Body;
 use super::parse::Kind;
-use super::statement::{Action, DiscardTarget, Isolation, PinReason, TransactionModes};
+use super::statement::{Action, DiscardTarget, Isolation, PinReason, ResetForm, TransactionModes};
 
 /// CURSOR_OPT_HOLD of PostgreSQL's parsenodes.h.
 const CURSOR_OPTION_HOLD: i32 = 0x20;
@@ -291,7 +291,7 @@ fn set(statement: &VariableSetStmt) -> (Action, Option<PinReason>) {
     let local = statement.is_local;
     let identity = (!local && matches!(name.as_str(), "role" | "session_authorization")).then_some(PinReason::Identity);
     match K::try_from(statement.kind).unwrap_or(K::Undefined) {
-        K::VarReset => (Action::Reset(name), None),
+        K::VarReset => (Action::Reset { name, form: ResetForm::Reset }, None),
         K::VarResetAll => (Action::ResetAll, None),
         K::VarSetMulti => match statement.name.as_str() {
             "TRANSACTION" => (Action::SetTransaction(modes(&statement.args)), None),
@@ -299,7 +299,10 @@ fn set(statement: &VariableSetStmt) -> (Action, Option<PinReason>) {
             "TRANSACTION SNAPSHOT" => (Action::SetTransactionSnapshot, None),
             _ => (Action::UNKNOWN, None),
         },
-        K::VarSetDefault | K::VarSetCurrent => (Action::Set { name, local, value: None }, identity),
+        K::VarSetDefault => {
+            (Action::Reset { name, form: if local { ResetForm::SetLocal } else { ResetForm::Set } }, identity)
+        }
+        K::VarSetCurrent => (Action::Set { name, local, value: None }, identity),
         K::VarSetValue => {
             let value = match statement.args.as_slice() {
                 [one] => plain(one),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::catalog::{Catalog, Objects};
 use super::part::Part;
-use super::statement::{Action, DiscardTarget, Isolation, PinReason, TransactionModes};
+use super::statement::{Action, DiscardTarget, Isolation, PinReason, ResetForm, TransactionModes};
 use super::{parse, resolve};
 
 /// The one statement of a text, classified without any catalog.
@@ -87,6 +87,7 @@ fn transactions() {
 
 #[test]
 fn settings() {
+    let reset = |name: &str, form| Action::Reset { name: name.to_owned(), form };
     let set = |name: &str, local: bool, value: Option<&str>| Action::Set {
         name: name.to_owned(),
         local,
@@ -100,14 +101,16 @@ fn settings() {
         ("SET SCHEMA 'a'", set("search_path", false, Some("a"))),
         ("SET NAMES 'UTF8'", set("client_encoding", false, Some("UTF8"))),
         ("SET TIME ZONE 'UTC'", set("timezone", false, Some("UTC"))),
-        ("SET TIME ZONE LOCAL", set("timezone", false, None)),
+        ("SET TIME ZONE LOCAL", reset("timezone", ResetForm::Set)),
         ("SET a.b = on", set("a.b", false, Some("on"))),
-        ("SET work_mem TO DEFAULT", set("work_mem", false, None)),
+        ("SET work_mem TO DEFAULT", reset("work_mem", ResetForm::Set)),
         ("SET extra_float_digits = 3", set("extra_float_digits", false, Some("3"))),
         ("SET ROLE r", set("role", false, Some("r"))),
         ("SET SESSION AUTHORIZATION r", set("session_authorization", false, Some("r"))),
-        ("RESET work_mem", Action::Reset("work_mem".to_owned())),
-        ("RESET ROLE", Action::Reset("role".to_owned())),
+        ("RESET work_mem", reset("work_mem", ResetForm::Reset)),
+        ("RESET ROLE", reset("role", ResetForm::Reset)),
+        ("SET NAMES", reset("client_encoding", ResetForm::Set)),
+        ("SET LOCAL work_mem TO DEFAULT", reset("work_mem", ResetForm::SetLocal)),
         ("RESET ALL", Action::ResetAll),
         ("SHOW TRANSACTION ISOLATION LEVEL", Action::Show("transaction_isolation".to_owned())),
         ("SHOW TimeZone", Action::Show("timezone".to_owned())),

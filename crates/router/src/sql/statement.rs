@@ -105,11 +105,16 @@ pub enum Action {
         name: String,
         /// SET LOCAL.
         local: bool,
-        /// The value when it is one constant; none for DEFAULT, lists and anything else.
+        /// The value when it is one constant; none for lists and anything else.
         value: Option<String>,
     },
-    /// RESET name.
-    Reset(String),
+    /// RESET name, and SET name TO DEFAULT.
+    Reset {
+        /// As that of [`Action::Set`].
+        name: String,
+        /// In which words.
+        form: ResetForm,
+    },
     /// RESET ALL.
     ResetAll,
     /// SHOW name, canonical as in [`Action::Set`]; `all` for SHOW ALL.
@@ -198,6 +203,27 @@ impl Isolation {
             Isolation::ReadCommitted => "read committed",
             Isolation::RepeatableRead => "repeatable read",
             Isolation::Serializable => "serializable",
+        }
+    }
+}
+
+/// The words by which a setting goes back to its default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResetForm {
+    /// RESET name.
+    Reset,
+    /// SET name TO DEFAULT.
+    Set,
+    /// SET LOCAL name TO DEFAULT.
+    SetLocal,
+}
+
+impl ResetForm {
+    /// The tag of its `CommandComplete`.
+    pub fn tag(self) -> &'static str {
+        match self {
+            ResetForm::Reset => "RESET",
+            ResetForm::Set | ResetForm::SetLocal => "SET",
         }
     }
 }
