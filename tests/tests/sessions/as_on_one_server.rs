@@ -405,3 +405,27 @@ async fn a_setting_goes_back_to_that_of_the_log_in() -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+/// Where in a message of several statements an error is.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_position_of_an_error_counts_from_the_beginning_of_the_message() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    for sql in [
+        "SELECT nothing",
+        "  SELECT 1; /* größer */ SELECT 'größer', nothing FROM numbers",
+        "SELECT 1;\nUPDATE numbers SET value = value; SELECT nothing FROM numbers",
+        "BEGIN; SELECT 1; UPDATE numbers SET nothing = 1; COMMIT",
+        "SELECT 1; DO $$ BEGIN PERFORM nothing; END $$",
+        "SELECT 1; SELEC 2",
+        "SELECT 1; SELECT 1 / 0",
+    ] {
+        compare(&cluster, &[&query(sql), &query("ROLLBACK")]).await?;
+        let refusal = Wire::connect(&cluster).await?.query(sql).await?;
+        let says_where =
+            refusal.frames.iter().any(|frame| frame.tag == b'E' && frame.body().windows(2).any(|two| two == b"\0P"));
+        assert_eq!(says_where, !sql.contains("DO") && !sql.contains("1 / 0"), "{sql}");
+    }
+    Ok(())
+}

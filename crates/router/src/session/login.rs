@@ -207,6 +207,7 @@ impl LoggedIn {
             took_sync: false,
             began_copy: false,
             is_followed: false,
+            behind: 0,
             notifications: BytesMut::new(),
             endings: self.database.servers.leader().watch_endings(),
             ends_processes: false,

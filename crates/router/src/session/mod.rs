@@ -194,6 +194,8 @@ pub struct Session {
     began_copy: bool,
     /// A message of this batch follows what runs.
     is_followed: bool,
+    /// Characters of the client's message before the statement that runs.
+    behind: usize,
     /// What servers have told of notifications: no answer that is taken back takes them with it.
     notifications: BytesMut,
     /// Tells when server processes may have been ended on purpose.

@@ -13,7 +13,7 @@ use super::request::Expected;
 use crate::backend::{Backend, parameter_status};
 use crate::servers::Server;
 use crate::settings::is_readable_with;
-use crate::wire::{Channel, ChannelError, ErrorFields, Frame, Reply, SqlError, sqlstate};
+use crate::wire::{Channel, ChannelError, ErrorFields, Frame, Reply, SqlError, in_whole_message, sqlstate};
 
 mod copy;
 mod outcome;
@@ -70,6 +70,8 @@ pub struct Relay<'a> {
     began_copy: bool,
     /// A message of the client's batch follows that is not sent here.
     pub is_followed: bool,
+    /// Characters of the client's message before this statement, from where the positions in its errors count.
+    pub behind: usize,
     notifications: BytesMut,
     /// The client's output is written beside everything else: nobody waits for it.
     streams: bool,
@@ -105,6 +107,7 @@ impl<'a> Relay<'a> {
             took_sync: false,
             began_copy: false,
             is_followed: false,
+            behind: 0,
             notifications: BytesMut::new(),
             streams: false,
             refused: false,
@@ -194,7 +197,7 @@ impl<'a> Relay<'a> {
                 if frame.tag == b'N' {
                     // What was refused runs on there, and would not with PostgreSQL.
                     if !own && !self.refused {
-                        self.give_notice(&frame).await?;
+                        self.give_notice(&in_whole_message(frame, self.behind)).await?;
                     }
                 } else if frame.tag == b'A' {
                     let frame = self.backend.told(frame);
@@ -297,6 +300,7 @@ impl<'a> Relay<'a> {
             return Ok(());
         }
         self.answered = true;
+        let frame = in_whole_message(frame, self.behind);
         if matches!(self.expected.front(), Some(Expected::Simple)) {
             self.relayed.error.get_or_insert(fields);
             return self.give(&frame).await;

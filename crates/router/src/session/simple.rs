@@ -120,6 +120,7 @@ impl Session {
     ) -> Result<(), SessionEnd> {
         let reads_only = statements.iter().all(|statement| statement.action.is_read());
         let mut start = self.client.output.len();
+        let (mut counted, mut behind) = (0, 0);
         for statement in statements.iter() {
             (start, self.went_out) = (self.client.output.len(), false);
             if self.transaction.is_none() && !matches!(statement.action, Action::Begin(_)) {
@@ -128,7 +129,10 @@ impl Session {
                 self.transaction = Some(transaction);
             }
             let range = statement.range.clone();
+            behind += text[counted..range.start].chars().count();
+            (counted, self.behind) = (range.start, behind);
             let outcome = self.run_statement(statement, &text[range.clone()], sql.slice(range)).await?;
+            self.behind = 0;
             if outcome == Outcome::Failed {
                 break;
             }

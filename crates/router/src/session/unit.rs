@@ -167,6 +167,7 @@ impl Session {
         let endings = backend.server.endings();
         let mut relay = Relay::new(&mut self.client, backend, expected, hold);
         relay.is_followed = self.is_followed;
+        relay.behind = self.behind;
         let mut ended = relay.run().await;
         self.may_be_cancelled_late |= !self.cancel.end().await;
         self.went_out |= ended.went_out;

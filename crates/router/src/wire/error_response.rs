@@ -2,6 +2,9 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use super::channel::Frame;
+use super::reply::{begin_message, end_message};
+
 /// The SQLSTATE codes that the router itself gives; the meanings are PostgreSQL's, appendix "Error Codes".
 pub mod sqlstate {
     /// warning
@@ -14,6 +17,8 @@ pub mod sqlstate {
     pub const TRANSACTION_RESOLUTION_UNKNOWN: &str = "08007";
     /// feature_not_supported
     pub const FEATURE_NOT_SUPPORTED: &str = "0A000";
+    /// character_not_in_repertoire
+    pub const CHARACTER_NOT_IN_REPERTOIRE: &str = "22021";
     /// invalid_parameter_value
     pub const INVALID_PARAMETER_VALUE: &str = "22023";
     /// name_too_long
@@ -180,6 +185,27 @@ impl ErrorFields {
     }
 }
 
+/// An error or notice of a statement `behind` so many characters of the client's message: its position counts from the
+/// message's beginning.
+pub fn in_whole_message(frame: Frame, behind: usize) -> Frame {
+    let fields = frame.bytes.get(5..).unwrap_or_default();
+    if behind == 0 || frame.rest > 0 || !fields.split(|byte| *byte == 0).any(|field| field.first() == Some(&b'P')) {
+        return frame;
+    }
+    let mut output = BytesMut::with_capacity(frame.bytes.len() + 10);
+    let start = begin_message(&mut output, frame.tag);
+    // The last one is the end's zero.
+    for field in fields.split_inclusive(|byte| *byte == 0) {
+        let position = field.strip_prefix(b"P").and_then(|text| text.strip_suffix(b"\0"));
+        match position.and_then(|text| std::str::from_utf8(text).ok()?.parse::<usize>().ok()) {
+            Some(position) => output.put_slice(format!("P{}\0", position.saturating_add(behind)).as_bytes()),
+            None => output.put_slice(field),
+        }
+    }
+    end_message(&mut output, start);
+    Frame::whole(frame.tag, output.freeze())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -219,6 +245,28 @@ mod tests {
             others.map(|(kind, text)| (kind, Bytes::from(text))),
             "but where in the router's words"
         );
+    }
+
+    #[test]
+    fn a_position_counts_from_the_beginning_of_the_message() {
+        let frame = |body: &[u8]| {
+            let mut output = BytesMut::new();
+            let start = begin_message(&mut output, b'E');
+            output.put_slice(body);
+            end_message(&mut output, start);
+            Frame::whole(b'E', output.freeze())
+        };
+        for (said, told) in [
+            (&b"SERROR\0MPoint\0P8\0p3\0\0"[..], &b"SERROR\0MPoint\0P108\0p3\0\0"[..]),
+            (b"SERROR\0Pxy\0\0", b"SERROR\0Pxy\0\0"),
+            (b"SERROR\0M\0\0", b"SERROR\0M\0\0"),
+            (b"P18446744073709551615\0", b"P18446744073709551615\0"),
+            (b"P", b"P"),
+            (b"", b""),
+        ] {
+            assert_eq!(in_whole_message(frame(said), 100).bytes, frame(told).bytes);
+            assert_eq!(in_whole_message(frame(said), 0).bytes, frame(said).bytes);
+        }
     }
 
     #[test]

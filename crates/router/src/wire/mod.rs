@@ -11,7 +11,7 @@ mod socket;
 
 pub use buffered::buffered_bytes;
 pub use channel::{Channel, ChannelError, Frame, InParts};
-pub use error_response::{ErrorFields, SqlError, sqlstate};
+pub use error_response::{ErrorFields, SqlError, in_whole_message, sqlstate};
 pub use frontend::{
     Bind, Close, CloseTarget, Describe, Execute, FrontendError, Parse, StartupPacket, rename_bind, sql_of_query,
 };
