@@ -167,6 +167,16 @@ impl Settings {
         different.map(|name| Reach::of(name)).max().unwrap_or_default()
     }
 
+    /// Whether a back end with these settings reads the router's statements, which are UTF-8, as they are.
+    pub fn reads_utf8(&self) -> bool {
+        self.get("client_encoding").is_none_or(is_utf8)
+    }
+
+    /// A string constant for a back end with these settings.
+    pub fn quoted(&self, text: &str) -> String {
+        if self.reads_utf8() { quote(text) } else { quote_in_ascii(text) }
+    }
+
     /// The statement that gives these settings to a back end until its transaction or savepoint ends, whatever it has
     /// of `others` and of those that are known to reach into statements.
     pub fn for_a_moment(&self, others: &Settings) -> String {
@@ -183,7 +193,7 @@ impl Settings {
         let names = KNOWN.into_iter().chain(others.names()).filter(|name| self.get(name).is_none());
         let defaults = names.map(|name| format!("SET LOCAL {} TO DEFAULT", quote_setting_name(name)));
         let set = |(name, value): (&String, &String)| {
-            format!("SELECT pg_catalog.set_config({}, {}, true)", quote(name), quote(value))
+            format!("SELECT pg_catalog.set_config({}, {}, true)", others.quoted(name), others.quoted(value))
         };
         defaults.chain(self.values.iter().map(set)).collect::<Vec<_>>().join("; ")
     }
@@ -203,7 +213,7 @@ impl Settings {
             .values
             .iter()
             .filter(|(name, value)| self.values.get(*name) != Some(value))
-            .map(|(name, value)| format!("pg_catalog.set_config({}, {}, false)", quote(name), quote(value)))
+            .map(|(name, value)| format!("pg_catalog.set_config({}, {}, false)", self.quoted(name), self.quoted(value)))
             .collect();
         if !changed.is_empty() {
             statements.push(format!("SELECT {}", changed.join(", ")));
@@ -280,6 +290,19 @@ pub fn quote_identifier(name: &str) -> String {
 pub fn quote(text: &str) -> String {
     let escaped = text.replace('\'', "''");
     if text.contains('\\') { format!(" E'{}'", escaped.replace('\\', "\\\\")) } else { format!("'{escaped}'") }
+}
+
+/// The same whatever the client encoding.
+fn quote_in_ascii(text: &str) -> String {
+    if text.is_ascii() {
+        return quote(text);
+    }
+    let escape = |letter: char| match letter {
+        '\'' | '\\' => format!("\\{letter}"),
+        letter if letter.is_ascii() => letter.to_string(),
+        letter => format!("\\U{:08X}", u32::from(letter)),
+    };
+    format!(" E'{}'", text.chars().map(escape).collect::<String>())
 }
 
 #[cfg(test)]

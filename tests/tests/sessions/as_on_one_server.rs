@@ -7,7 +7,7 @@ use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 use tokio_postgres::{AsyncMessage, Config, NoTls};
 
 use super::harness::start_usual;
-use super::wire::{Answer, Wire, bind, execute, flush, parse, query, sync};
+use super::wire::{Answer, Wire, bind, execute, flush, message, parse, query, sync};
 
 /// Far less than any bound of the router's for a lock.
 const AT_ONCE: Duration = Duration::from_secs(20);
@@ -426,6 +426,46 @@ async fn the_position_of_an_error_counts_from_the_beginning_of_the_message() -> 
         let says_where =
             refusal.frames.iter().any(|frame| frame.tag == b'E' && frame.body().windows(2).any(|two| two == b"\0P"));
         assert_eq!(says_where, !sql.contains("DO") && !sql.contains("1 / 0"), "{sql}");
+    }
+    Ok(())
+}
+
+/// A setting beyond ASCII is what the client has set, whatever client encoding its session, and whoever had the server
+/// process before, speaks; where it cannot be, that is said.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_setting_beyond_ascii_is_never_another() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let router = cluster.router().local_address().port();
+    let letters = "SELECT length(current_setting('app.name')), ascii(substr(current_setting('app.name'), 3))";
+    for round in 0..4 {
+        // They take turns at the same server processes.
+        let mut other = Wire::connect_with(router, &[("client_encoding", "LATIN1")]).await?;
+        assert_eq!(other.query("SELECT 'gr\u{00fc}n'").await?.code(), "00000");
+        let mut wire = Wire::connect(&cluster).await?;
+        for begin in ["SELECT 1", "BEGIN", "BEGIN READ ONLY"] {
+            assert_eq!(wire.query("SET app.name = 'gr\u{00fc}n \\'").await?.code(), "00000");
+            for _ in 0..4 {
+                assert_eq!(other.query("SELECT 1; UPDATE numbers SET value = 1 WHERE id = 1").await?.code(), "00000");
+                wire.query(begin).await?;
+                assert_eq!(wire.query(letters).await?.text_rows(), ["6|252"], "{round}, {begin}");
+                wire.query("COMMIT").await?;
+            }
+        }
+        wire.query("SET client_encoding = 'LATIN1'").await?;
+        assert_eq!(wire.query(letters).await?.text_rows(), ["6|252"], "{round}");
+        for (encoding, value, due) in [("LATIN1", &b"gr\xfcn"[..], "0A000"), ("UTF8", b"gr\xfcn", "22021")] {
+            other.query(&format!("SET client_encoding = '{encoding}'")).await?;
+            let sql = [b"SET app.name = '", value, b"'"].concat();
+            let extended =
+                [message(b'P', &[b"\0", &sql[..], b"\0\0\0"].concat()), bind("", "", &[]), execute("", 0), sync()];
+            for asked in [message(b'Q', &[&sql[..], b"\0"].concat()), extended.concat()] {
+                assert_eq!(other.ask(&asked).await?.code(), due, "{round}, {encoding}");
+            }
+            other.query("SET app.name = 'plain'").await?;
+            assert_eq!(other.query("SHOW app.name").await?.text_rows(), ["plain"]);
+        }
     }
     Ok(())
 }

@@ -432,7 +432,12 @@ impl Session {
                 piece.request.items.push(Item::Answer(Bytes::from_static(EMPTY_QUERY)));
                 Next::Go
             }
-            Some(statement) if is_routers_own(&statement.action) => Next::Run(statement, text.into_owned()),
+            Some(statement) if is_routers_own(&statement.action) => {
+                match self.unreadable_value(&statement.action, &portal.text.sql) {
+                    Some(error) => Next::Error(error),
+                    None => Next::Run(statement, text.into_owned()),
+                }
+            }
             Some(statement) => {
                 if let Some(error) = self.without_block(&statement.action) {
                     return Next::Error(error);

@@ -19,7 +19,7 @@ use crate::backend::Backend;
 use crate::pool::PoolError;
 use crate::servers::Health;
 use crate::settings::{FORGET_PLANS, Reach, Settings, is_readable_with, quote, quote_identifier};
-use crate::sql::{Isolation, PinReason, ResetForm};
+use crate::sql::{Action, Isolation, PinReason, ResetForm};
 use crate::wire::{Reply, SqlError, sqlstate};
 
 impl Session {
@@ -99,6 +99,21 @@ impl Session {
             self.client.output.command_complete("SET");
         }
         begins
+    }
+
+    /// Why a statement about a setting, or a prepared statement, is not understood: names and values are kept in UTF-8.
+    pub(super) fn unreadable_value(&self, action: &Action, sql: &[u8]) -> Option<SqlError> {
+        let has_name = matches!(action, Action::Set { .. } | Action::Reset { .. } | Action::Deallocate(_));
+        if !has_name || sql.is_ascii() {
+            return None;
+        }
+        if !self.settings.reads_utf8() {
+            let message = "letters beyond ASCII are not supported in this statement while client_encoding is not UTF8";
+            return Some(SqlError::error(sqlstate::FEATURE_NOT_SUPPORTED, message).hint("SET client_encoding = UTF8."));
+        }
+        let is_valid = std::str::from_utf8(sql).is_ok();
+        let message = "invalid byte sequence for encoding \"UTF8\"";
+        (!is_valid).then(|| SqlError::error(sqlstate::CHARACTER_NOT_IN_REPERTOIRE, message))
     }
 
     fn note_local(&mut self, name: &str) {
@@ -372,8 +387,9 @@ impl Session {
         }
         // The server knows its own default, not that of the client's log-in.
         let at_login = self.settings_at_login.get(name);
+        let quoted = |text| self.settings.quoted(text);
         let set_at_login =
-            at_login.map(|value| format!("SELECT pg_catalog.set_config({}, {}, {local})", quote(name), quote(value)));
+            at_login.map(|value| format!("SELECT pg_catalog.set_config({}, {}, {local})", quoted(name), quoted(value)));
         if local {
             self.note_local(name);
             let start = self.client.output.len();

@@ -60,6 +60,10 @@ impl Session {
     /// One statement; `sql` are the bytes to send.
     async fn run_statement(&mut self, statement: &Statement, text: &str, sql: Bytes) -> Result<Outcome, SessionEnd> {
         if is_routers_own(&statement.action) {
+            if let Some(error) = self.unreadable_value(&statement.action, &sql) {
+                self.fail(error);
+                return Ok(Outcome::Failed);
+            }
             return self.run_action(&statement.action, text, true).await;
         }
         if self.is_barred(&statement.action) {
