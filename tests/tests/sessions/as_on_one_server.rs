@@ -417,6 +417,7 @@ async fn the_position_of_an_error_counts_from_the_beginning_of_the_message() -> 
         "  SELECT 1; /* größer */ SELECT 'größer', nothing FROM numbers",
         "SELECT 1;\nUPDATE numbers SET value = value; SELECT nothing FROM numbers",
         "BEGIN; SELECT 1; UPDATE numbers SET nothing = 1; COMMIT",
+        "BEGIN READ ONLY; SELECT 1; SELECT * FROM nothing; COMMIT",
         "SELECT 1; DO $$ BEGIN PERFORM nothing; END $$",
         "SELECT 1; SELEC 2",
         "SELECT 1; SELECT 1 / 0",

@@ -8,7 +8,7 @@ use super::batch_traits::BatchTraits;
 use super::ddl::closed_by_ddl;
 use super::epoch_read::{InFlight, NotAtEpoch};
 use super::relay::{Ended, Hold, RelayError, Relayed};
-use super::request::{Request, put_guard, put_own, put_sync};
+use super::request::{Item, Request, put_guard, put_own, put_sync};
 use super::served_by::ServedBy;
 use super::transaction::{Placement, Reported, Transaction, aborted};
 use super::{Session, SessionEnd};
@@ -85,13 +85,7 @@ impl Session {
         traits: &BatchTraits,
     ) -> Result<Result<(), Reported>, SessionEnd> {
         if !traits.fits_an_epoch() {
-            return Ok(Err(Reported::Here(
-                SqlError::error(
-                    sqlstate::READ_ONLY_SQL_TRANSACTION,
-                    "this statement cannot run in a read-only transaction that reads an epoch",
-                )
-                .hint("Run it first in its transaction, or begin the transaction without READ ONLY."),
-            )));
+            return self.refuse_at_epoch(transaction, request).await;
         }
         match (&traits.setting, &mut transaction.settings_so_far) {
             (Some(text), Some(so_far)) if so_far.len() < SETTINGS_MAX => so_far.push(text.clone()),
@@ -130,6 +124,40 @@ impl Session {
                 Ok(Ok(()))
             }
         }
+    }
+
+    /// Nothing of `request` runs at the epoch. What the server there does not understand, as names that it does not
+    /// know, gets its own error.
+    async fn refuse_at_epoch(
+        &mut self,
+        transaction: &mut Transaction,
+        request: &Request,
+    ) -> Result<Result<(), Reported>, SessionEnd> {
+        let start = self.client.output.len();
+        for item in &request.items {
+            let asked = match item {
+                Item::Simple(sql) => self.parses(sql.clone()),
+                Item::Parse { text, .. } => Request { items: vec![Item::Parse { text: text.clone(), named: false }] },
+                _ => continue,
+            };
+            let Placement::AtEpoch { backend, .. } = &mut transaction.placement else { break };
+            let mut expected = VecDeque::new();
+            asked.encode(backend, &mut expected);
+            let ended = self.relay(backend, expected, Hold::Tentatively).await;
+            self.statement_ended();
+            match ended.result {
+                Err(RelayError::Client(error)) => return Err(error.into()),
+                Ok(Relayed { error: Some(fields), .. }) => return Ok(Err(Reported::ByServer(fields.code))),
+                _ => self.client.output.truncate(start),
+            }
+        }
+        Ok(Err(Reported::Here(
+            SqlError::error(
+                sqlstate::READ_ONLY_SQL_TRANSACTION,
+                "this statement cannot run in a read-only transaction that reads an epoch",
+            )
+            .hint("Run it first in its transaction, or begin the transaction without READ ONLY."),
+        )))
     }
 
     /// A transaction at an epoch goes to the leader when `traits` cannot run at the epoch and nothing but SET and the

@@ -148,6 +148,14 @@ impl Session {
         Ok(())
     }
 
+    /// Asks a server what it makes of a statement, without running it.
+    pub(super) fn parses(&mut self, sql: Bytes) -> Request {
+        let settings = self.settings_of_statements();
+        let text =
+            self.database.prepared_texts().shared(self.user.clone(), sql, Bytes::from_static(NO_TYPES), settings);
+        Request { items: vec![Item::Parse { text, named: false }] }
+    }
+
     /// A message that the parser refuses: the leader's own parser gives PostgreSQL's answer, and nothing runs. What
     /// that one accepts is refused all the same, because what it would do is unknown.
     async fn run_unreadable(&mut self, error: ParseError, sql: Bytes) -> Result<(), SessionEnd> {
@@ -158,10 +166,7 @@ impl Session {
         if self.is_barred(&Action::UNKNOWN) {
             return Ok(());
         }
-        let settings = self.settings_of_statements();
-        let text =
-            self.database.prepared_texts().shared(self.user.clone(), sql, Bytes::from_static(NO_TYPES), settings);
-        let request = Request { items: vec![Item::Parse { text, named: false }] };
+        let request = self.parses(sql);
         let start = self.client.output.len();
         if self.run_unit(request, BatchTraits::default()).await? == Outcome::Done {
             self.client.output.truncate(start);
