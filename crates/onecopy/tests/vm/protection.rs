@@ -403,7 +403,7 @@ fn t50_a_machine_that_changes_faster_than_its_copies_travel_stands_for_them() {
 
 /// A backup whose disk is full is none: its machine is as it was, and says why it is not protected.
 ///
-/// Spec: D8, nightly
+/// Spec: D8
 #[test]
 fn t49_a_backup_without_room_leaves_the_machine_as_it_is() {
     if is_left_out("t49_a_backup_without_room_leaves_the_machine_as_it_is") {
