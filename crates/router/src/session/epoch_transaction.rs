@@ -133,22 +133,36 @@ impl Session {
         transaction: &mut Transaction,
         request: &Request,
     ) -> Result<Result<(), Reported>, SessionEnd> {
-        let start = self.client.output.len();
         for item in &request.items {
             let asked = match item {
                 Item::Simple(sql) => self.parses(sql.clone()),
                 Item::Parse { text, .. } => Request { items: vec![Item::Parse { text: text.clone(), named: false }] },
+                // What follows may depend on what does not run.
+                Item::Portal(frame) if frame.tag == b'E' => break,
                 _ => continue,
             };
-            let Placement::AtEpoch { backend, .. } = &mut transaction.placement else { break };
+            let Placement::AtEpoch { backend, epoch, .. } = &mut transaction.placement else { break };
             let mut expected = VecDeque::new();
             asked.encode(backend, &mut expected);
-            let ended = self.relay(backend, expected, Hold::Tentatively).await;
+            let Ended { result, went_out, start, final_error, .. } =
+                self.relay(backend, expected, Hold::Tentatively).await;
             self.statement_ended();
-            match ended.result {
+            let is_doomed = epoch.is_doomed();
+            match result {
+                Ok(Relayed { error: Some(fields), .. }) if !is_doomed => {
+                    return Ok(Err(Reported::ByServer(fields.code)));
+                }
                 Err(RelayError::Client(error)) => return Err(error.into()),
-                Ok(Relayed { error: Some(fields), .. }) => return Ok(Err(Reported::ByServer(fields.code))),
-                _ => self.client.output.truncate(start),
+                Err(error) => {
+                    let name = backend.server.name.clone();
+                    transaction.placement = Placement::Lost;
+                    self.take_back(start, went_out);
+                    return Ok(Err(Reported::Here(self.server_lost(&name, &error, final_error))));
+                }
+                Ok(_) => self.take_back(start, went_out),
+            }
+            if is_doomed {
+                return Ok(Err(Reported::Here(closed_by_ddl())));
             }
         }
         Ok(Err(Reported::Here(
