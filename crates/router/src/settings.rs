@@ -177,6 +177,20 @@ impl Settings {
         if self.reads_utf8() { quote(text) } else { quote_in_ascii(text) }
     }
 
+    /// The SET that gives `name` its value here to a session with settings `others`; none: it has none here. Unlike
+    /// `set_config` it takes no snapshot.
+    pub fn set_to(&self, name: &str, local: bool, others: &Settings) -> Option<String> {
+        let value = self.get(name)?;
+        // `GUC_LIST_QUOTE`: what SET is given as one constant is one of the list.
+        let values = match name {
+            "search_path" | "temp_tablespaces" => list_of_identifiers(value),
+            _ => vec![value.to_owned()],
+        };
+        let values: Vec<String> = values.iter().map(|value| others.quoted(value)).collect();
+        let local = if local { "LOCAL " } else { "" };
+        Some(format!("SET {local}{} TO {}", quote_setting_name(name), values.join(", ")))
+    }
+
     /// The statement that gives these settings to a back end until its transaction or savepoint ends, whatever it has
     /// of `others` and of those that are known to reach into statements.
     pub fn for_a_moment(&self, others: &Settings) -> String {
@@ -191,7 +205,10 @@ impl Settings {
             "transform_null_equals",
         ];
         let names = KNOWN.into_iter().chain(others.names()).filter(|name| self.get(name).is_none());
-        let defaults = names.map(|name| format!("SET LOCAL {} TO DEFAULT", quote_setting_name(name)));
+        let defaults = names.map(|name| match name.is_ascii() {
+            true => format!("SET LOCAL {} TO DEFAULT", quote_setting_name(name)),
+            false => format!("SELECT pg_catalog.set_config({}, NULL, true)", others.quoted(name)),
+        });
         let set = |(name, value): (&String, &String)| {
             format!("SELECT pg_catalog.set_config({}, {}, true)", others.quoted(name), others.quoted(value))
         };
@@ -207,7 +224,11 @@ impl Settings {
             .values
             .keys()
             .filter(|name| !target.values.contains_key(*name))
-            .map(|name| format!("RESET {}", quote_setting_name(name)))
+            .map(|name| match name.is_ascii() {
+                true => format!("RESET {}", quote_setting_name(name)),
+                // The same, in any client encoding.
+                false => format!("SELECT pg_catalog.set_config({}, NULL, false)", self.quoted(name)),
+            })
             .collect();
         let changed: Vec<String> = target
             .values
@@ -292,13 +313,32 @@ pub fn quote(text: &str) -> String {
     if text.contains('\\') { format!(" E'{}'", escaped.replace('\\', "\\\\")) } else { format!("'{escaped}'") }
 }
 
+/// The names of a list, as PostgreSQL reads it (`SplitIdentifierString`); one at least.
+fn list_of_identifiers(list: &str) -> Vec<String> {
+    let (mut names, mut name, mut quoted) = (Vec::new(), String::new(), false);
+    let mut letters = list.trim().chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '"' if quoted && letters.peek() == Some(&'"') => name.extend(letters.next()),
+            '"' => quoted = !quoted,
+            ',' if !quoted => names.push(std::mem::take(&mut name)),
+            letter if quoted => name.push(letter),
+            letter if letter.is_ascii_whitespace() => {}
+            letter => name.push(letter.to_ascii_lowercase()),
+        }
+    }
+    names.push(name);
+    names
+}
+
 /// The same whatever the client encoding.
 fn quote_in_ascii(text: &str) -> String {
     if text.is_ascii() {
         return quote(text);
     }
     let escape = |letter: char| match letter {
-        '\'' | '\\' => format!("\\{letter}"),
+        '\'' => "''".to_owned(),
+        '\\' => "\\\\".to_owned(),
         letter if letter.is_ascii() => letter.to_string(),
         letter => format!("\\U{:08X}", u32::from(letter)),
     };
@@ -308,6 +348,29 @@ fn quote_in_ascii(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_is_set_name_by_name_and_anything_else_as_one() {
+        let settings = |name: &str, value: &str| {
+            let mut settings = Arc::new(Settings::default());
+            assert!(settings.set(name, value.to_owned()));
+            settings
+        };
+        let latin1 = settings("client_encoding", "LATIN1");
+        for (name, value, due) in [
+            ("search_path", r#" "$user", Public ,"a,""b'c""#, r#"SET "search_path" TO '$user', 'public', 'a,"b''c'"#),
+            ("search_path", "", r#"SET "search_path" TO ''"#),
+            ("work_mem", "4MB", r#"SET "work_mem" TO '4MB'"#),
+            ("datestyle", "ISO, DMY", r#"SET "datestyle" TO 'ISO, DMY'"#),
+            ("app.tenant", "a,b", r#"SET "app"."tenant" TO 'a,b'"#),
+            ("app.name", "gr\u{fc}n's \\", r#"SET "app"."name" TO  E'gr\U000000FCn''s \\'"#),
+        ] {
+            assert_eq!(settings(name, value).set_to(name, false, &latin1).as_deref(), Some(due));
+        }
+        let local = settings("a", "b").set_to("a", true, &Settings::default());
+        assert_eq!(local.as_deref(), Some("SET LOCAL \"a\" TO 'b'"));
+        assert_eq!(latin1.set_to("a", true, &latin1), None);
+    }
 
     #[test]
     fn only_what_differs_is_changed() {

@@ -363,12 +363,12 @@ async fn a_name_that_is_too_long_is_told_of_once() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_setting_goes_back_to_that_of_the_log_in() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
-    let options = "-c search_path=tenant,public -c TimeZone=Asia/Tokyo -c work_mem=7MB -c app.tenant=seven";
+    let options = r"-c search_path=tenant,\ public -c TimeZone=Asia/Tokyo -c work_mem=7MB -c app.tenant=seven";
     for port in [cluster.router().local_address().port(), cluster.servers.leader().port()] {
         let mut wire = Wire::connect_with(port, &[("options", options), ("client_encoding", "LATIN1")]).await?;
         for begin in ["SELECT 1", "BEGIN", "BEGIN READ ONLY"] {
             for (name, other, due) in [
-                ("search_path", "pg_catalog", "tenant,public"),
+                ("search_path", "pg_catalog", "tenant, public"),
                 ("timezone", "'UTC'", "Asia/Tokyo"),
                 ("work_mem", "'9MB'", "7MB"),
                 ("app.tenant", "'nine'", "seven"),
@@ -381,6 +381,11 @@ async fn a_setting_goes_back_to_that_of_the_log_in() -> anyhow::Result<()> {
                     wire.query(&format!("SET {name} TO {other}")).await?;
                     let answer = wire.query(&back).await?;
                     let tag = back.split(' ').next().unwrap_or_default();
+                    // What drivers follow they are told, but by RESET ALL outside a transaction.
+                    if name == "timezone" && !(begin == "SELECT 1" && tag == "RESET" && back.ends_with("ALL")) {
+                        let told = answer.frames.iter().rfind(|frame| frame.tag == b'S').map(|frame| frame.body());
+                        assert_eq!(told.as_deref(), Some(&b"TimeZone\0Asia/Tokyo\0"[..]), "{port}, {begin}: {back}");
+                    }
                     let what = format!("{port}, {begin}: {back}: {:?}", answer.errors());
                     assert_eq!(answer.commands(), [tag], "{what}");
                     assert_eq!(wire.query(&format!("SHOW {name}")).await?.text_rows(), [due], "{what}");
@@ -467,6 +472,47 @@ async fn a_setting_beyond_ascii_is_never_another() -> anyhow::Result<()> {
             other.query("SET app.name = 'plain'").await?;
             assert_eq!(other.query("SHOW app.name").await?.text_rows(), ["plain"]);
         }
+    }
+    Ok(())
+}
+
+/// A transaction that goes from its epoch to the leader takes along what it has reset, and so does the server process
+/// that it leaves; a reset takes no snapshot.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_transaction_has_reset_holds_wherever_it_goes_on() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let router = cluster.router().local_address().port();
+    let options = "-c search_path=tenant,public -c work_mem=7MB";
+    let mut setup = Wire::connect(&cluster).await?;
+    for sql in [
+        "CREATE SCHEMA tenant",
+        "CREATE FUNCTION tenant.place() RETURNS text VOLATILE LANGUAGE sql AS 'SELECT ''tenant''::text'",
+    ] {
+        assert_eq!(setup.query(sql).await?.code(), "00000", "{sql}");
+    }
+    let mut wire = Wire::connect_with(router, &[("options", options)]).await?;
+    for back in ["RESET search_path", "SET search_path TO DEFAULT", "RESET ALL", "SET LOCAL search_path TO DEFAULT"] {
+        wire.query("SET search_path TO public").await?;
+        wire.query("BEGIN READ ONLY").await?;
+        assert_eq!(wire.query(back).await?.code(), "00000", "{back}");
+        let place = wire.query("SELECT place(), current_setting('work_mem')").await?;
+        assert_eq!(place.text_rows(), ["tenant|7MB"], "{back}: {:?}", place.errors());
+        wire.query("COMMIT").await?;
+        let due = if back.contains("LOCAL") { "public" } else { "tenant,public" };
+        for sql in ["SHOW search_path", "UPDATE numbers SET value = 1 WHERE id = 1; SHOW search_path"] {
+            assert_eq!(wire.query(sql).await?.text_rows().len(), 1, "{sql}");
+        }
+        let now = wire.query("SHOW search_path").await?.text_rows().join("").replace(' ', "");
+        assert_eq!(now, due, "{back}");
+
+        wire.query("BEGIN").await?;
+        assert_eq!(wire.query(back).await?.code(), "00000", "{back}");
+        assert_eq!(setup.query("UPDATE public.numbers SET value = value + 1 WHERE id = 1").await?.code(), "00000");
+        let taken = wire.query("LOCK TABLE public.numbers; UPDATE public.numbers SET value = 0 WHERE id = 1").await?;
+        assert_eq!(taken.code(), "00000", "{back} takes no snapshot");
+        assert_eq!(wire.query("COMMIT").await?.code(), "00000", "{back}");
     }
     Ok(())
 }

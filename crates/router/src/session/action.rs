@@ -173,7 +173,7 @@ impl Session {
         if chain
             && transaction.is_on_leader()
             && !transaction.failed
-            && let Ok(relayed) = self.ask_in_transaction("SHOW transaction_read_only", false).await
+            && let Ok(relayed) = self.ask_in_transaction("SHOW transaction_read_only").await
         {
             // ROLLBACK TO may have taken the mode back.
             characteristics.read_only = first_value(relayed.own_rows.last()) == "on";
@@ -241,7 +241,7 @@ impl Session {
             let refusal = "SET TRANSACTION ISOLATION LEVEL must be called before any query";
             return Ok(Err(SqlError::error(sqlstate::ACTIVE_SQL_TRANSACTION, refusal)));
         }
-        match self.ask_in_transaction(TO_ANOTHER_LEVEL_AND_BACK, false).await {
+        match self.ask_in_transaction(TO_ANOTHER_LEVEL_AND_BACK).await {
             Ok(relayed) => Ok(relayed.own_error.map_or(Ok(()), |fields| Err(SqlError::from(fields)))),
             Err(RelayError::Client(error)) => Err(error.into()),
             Err(error) => Ok(Err(self.server_lost("the server", &error, None))),

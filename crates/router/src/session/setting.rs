@@ -8,17 +8,19 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::BytesMut;
+
 use super::batch_traits::BatchTraits;
 use super::epoch_read::InFlight;
 use super::relay::{Ended, Hold, RelayError, Relayed};
 use super::request::{Request, put_own};
-use super::transaction::Transaction;
+use super::transaction::{Placement, Transaction};
 use super::unit::Outcome;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
 use crate::pool::PoolError;
 use crate::servers::Health;
-use crate::settings::{FORGET_PLANS, Reach, Settings, is_readable_with, quote, quote_identifier};
+use crate::settings::{FORGET_PLANS, Reach, Settings, is_readable_with, quote_identifier};
 use crate::sql::{Action, Isolation, PinReason, ResetForm};
 use crate::wire::{Reply, SqlError, sqlstate};
 
@@ -84,6 +86,9 @@ impl Session {
             self.note_local(name);
             return self.run_text_in_transaction(text).await;
         }
+        if !self.settings.has_room_for(name) {
+            return Ok(self.too_many_settings());
+        }
         self.set_and_follow(name, text).await
     }
 
@@ -126,16 +131,8 @@ impl Session {
     async fn set_and_follow(&mut self, name: &str, text: &str) -> Result<Outcome, SessionEnd> {
         // Takes no snapshot: the first query of a transaction does, maybe after it has locked something.
         let read_back = format!("SHOW {}", name.split('.').map(quote_identifier).collect::<Vec<_>>().join("."));
-        self.set_and_follow_by(name, text, &read_back).await
-    }
-
-    /// The same with a statement of the router's own that gives the effective value.
-    async fn set_and_follow_by(&mut self, name: &str, text: &str, read_back: &str) -> Result<Outcome, SessionEnd> {
-        if !self.settings.has_room_for(name) {
-            return Ok(self.too_many_settings());
-        }
         if self.transaction.is_some() {
-            return self.set_in_transaction(name, text, read_back).await;
+            return self.set_in_transaction(name, text, &read_back).await;
         }
         let (mut backend, reader) = match self.any_backend().await {
             Ok(taken) => taken,
@@ -157,7 +154,7 @@ impl Session {
             backend.epoch = None;
         }
         Request::simple(text.to_owned().into()).encode(&mut backend, &mut expected);
-        put_own(&mut backend, read_back, true, &mut expected);
+        put_own(&mut backend, &read_back, false, &mut expected);
         if reader.is_some() {
             put_own(&mut backend, FORGET_PLANS, false, &mut expected);
         }
@@ -197,27 +194,22 @@ impl Session {
             return Ok(Outcome::Failed);
         }
         self.note_touched([name.to_owned()]);
-        let Some(relayed) = self.ask_or_fail(read_back, start).await? else { return Ok(Outcome::Failed) };
-        let value = first_value(relayed.own_rows.last());
-        self.note_transaction_default(name, &value);
-        // There is room for it.
-        let _ = self.settings.set(name, value);
-        self.note_settings_there(self.settings.clone());
-        Ok(Outcome::Done)
-    }
-
-    /// Runs a statement of the router's own in the open transaction. None: it has failed, and the client is told that
-    /// in the place of what is in its output behind `start`.
-    async fn ask_or_fail(&mut self, sql: &str, start: usize) -> Result<Option<Relayed>, SessionEnd> {
-        let error = match self.ask_in_transaction(sql, true).await {
+        let error = match self.ask_in_transaction(read_back).await {
             Ok(Relayed { own_error: Some(fields), .. }) => SqlError::from(fields),
-            Ok(relayed) => return Ok(Some(relayed)),
+            Ok(relayed) => {
+                let value = first_value(relayed.own_rows.last());
+                self.note_transaction_default(name, &value);
+                // There is room for it.
+                let _ = self.settings.set(name, value);
+                self.note_settings_there(self.settings.clone());
+                return Ok(Outcome::Done);
+            }
             Err(RelayError::Client(error)) => return Err(error.into()),
             Err(error) => self.server_lost("the server", &error, None),
         };
         self.client.output.truncate(start);
         self.fail(error);
-        Ok(None)
+        Ok(Outcome::Failed)
     }
 
     /// The open transaction, if there is one, changes these settings. ROLLBACK TO may take them back without our
@@ -232,18 +224,21 @@ impl Session {
         }
     }
 
-    /// Runs a statement of the router's own in the open transaction. `heard`: the client is told of what it sets.
-    pub(super) async fn ask_in_transaction(&mut self, sql: &str, heard: bool) -> Result<Relayed, RelayError> {
+    /// Runs a statement of the router's own in the open transaction, which is lost where it is not answered.
+    pub(super) async fn ask_in_transaction(&mut self, sql: &str) -> Result<Relayed, RelayError> {
         let Some(mut transaction) = self.transaction.take() else { return Ok(Relayed::default()) };
         let mut expected = VecDeque::new();
         let result = match transaction.backend() {
             Some(backend) => {
-                put_own(backend, sql, heard, &mut expected);
+                put_own(backend, sql, false, &mut expected);
                 self.relay(backend, expected, Hold::InCommitBarrier).await.result
             }
             None => Ok(Relayed::default()),
         };
         self.statement_ended();
+        if result.is_err() {
+            transaction.placement = Placement::Lost;
+        }
         self.transaction = Some(transaction);
         result
     }
@@ -261,19 +256,17 @@ impl Session {
         let mut expected = VecDeque::new();
         put_own(backend, "COMMIT", false, &mut expected);
         for name in &names {
-            put_own(
-                backend,
-                &format!("SELECT pg_catalog.current_setting({}, true)", quote(name)),
-                false,
-                &mut expected,
-            );
+            // In whichever encoding the client's is now.
+            let name = self.settings.quoted(name);
+            let value = format!("pg_catalog.convert_to(pg_catalog.current_setting({name}, true), 'UTF8')");
+            put_own(backend, &format!("SELECT pg_catalog.encode({value}, 'hex')"), false, &mut expected);
         }
         let Ended { result, .. } = self.relay(backend, expected, Hold::InCommitBarrier).await;
         self.statement_ended();
         match result {
             Ok(relayed @ Relayed { own_error: None, .. }) => {
                 for (name, row) in names.iter().zip(&relayed.own_rows) {
-                    let value = first_value(Some(row));
+                    let value = text_of_hex(&first_value(Some(row)));
                     self.note_transaction_default(name, &value);
                     // Where there is no room for it, it stays what the server has by itself.
                     let _ = self.settings.set(name, value);
@@ -376,34 +369,31 @@ impl Session {
                 self.client.output.command_complete(form.tag());
                 return Ok(Outcome::Done);
             }
-            "role" | "session_authorization" if local => return self.set_identity(text).await,
-            "role" | "session_authorization" => {
-                return match self.settings_at_login.get(name).map(str::to_owned) {
-                    Some(value) => self.set_identity(&format!("SET {name} TO {}", quote(&value))).await,
-                    None => self.run_text_on_leader(text).await,
-                };
-            }
             _ => {}
         }
         // The server knows its own default, not that of the client's log-in.
-        let at_login = self.settings_at_login.get(name);
-        let quoted = |text| self.settings.quoted(text);
-        let set_at_login =
-            at_login.map(|value| format!("SELECT pg_catalog.set_config({}, {}, {local})", quoted(name), quoted(value)));
-        if local {
-            self.note_local(name);
-            let start = self.client.output.len();
-            let outcome = self.run_text_in_transaction(text).await?;
-            return Ok(match set_at_login {
-                Some(sql) if outcome == Outcome::Done && self.ask_or_fail(&sql, start).await?.is_none() => {
-                    Outcome::Failed
-                }
-                _ => outcome,
-            });
+        let set = self.settings_at_login.set_to(name, local, &self.settings);
+        let text = set.as_deref().unwrap_or(text);
+        let start = self.client.output.len();
+        let outcome = match name {
+            "role" | "session_authorization" if local || set.is_some() => self.set_identity(text).await?,
+            "role" | "session_authorization" => self.run_text_on_leader(text).await?,
+            _ if local => {
+                self.note_local(name);
+                self.run_text_in_transaction(text).await?
+            }
+            _ if set.is_some() && !self.settings.has_room_for(name) => self.too_many_settings(),
+            _ if set.is_some() => self.set_and_follow(name, text).await?,
+            _ => self.reset_to_servers(name, text).await?,
+        };
+        if outcome == Outcome::Done {
+            replace_tag(&mut self.client.output, start, Some(form.tag()));
         }
-        if let Some(sql) = set_at_login {
-            return self.set_and_follow_by(name, text, &sql).await;
-        }
+        Ok(outcome)
+    }
+
+    /// RESET of what the log-in has not set.
+    async fn reset_to_servers(&mut self, name: &str, text: &str) -> Result<Outcome, SessionEnd> {
         let outcome = match &self.transaction {
             Some(_) => self.run_text_in_transaction(text).await?,
             None => self.set_and_follow(name, text).await?,
@@ -435,9 +425,18 @@ impl Session {
             }
             self.note_touched(self.settings.names().map(str::to_owned).collect::<Vec<_>>());
             // The server knows its own defaults, not those of the client's log-in.
-            let change = Settings::default().change_to(&self.settings_at_login);
-            if self.ask_or_fail(change.as_deref().unwrap_or_default(), start).await?.is_none() {
-                return Ok(Outcome::Failed);
+            let at_login = Arc::clone(&self.settings_at_login);
+            let texts: Vec<String> =
+                at_login.names().filter_map(|name| at_login.set_to(name, false, &self.settings)).collect();
+            for text in texts {
+                let before = self.client.output.len();
+                if self.run_text_in_transaction(&text).await? == Outcome::Failed {
+                    let error = self.client.output.split_off(before);
+                    self.client.output.truncate(start);
+                    self.client.output.unsplit(error);
+                    return Ok(Outcome::Failed);
+                }
+                replace_tag(&mut self.client.output, before, None);
             }
             self.note_settings_there(self.settings_at_login.clone());
         } else {
@@ -484,6 +483,31 @@ impl Session {
             None => self.run_on_leader(&request, &traits).await,
         }
     }
+}
+
+/// Puts `tag` in the place of that of the `CommandComplete` behind `start`; none: takes the message out.
+fn replace_tag(output: &mut BytesMut, start: usize, tag: Option<&str>) {
+    let mut at = start;
+    while let Some(&[kind, a, b, c, d]) = output.get(at..).and_then(|rest| rest.first_chunk()) {
+        let end = at + 1 + u32::from_be_bytes([a, b, c, d]) as usize;
+        if kind == b'C' {
+            let behind = output.split_off(end.min(output.len()));
+            output.truncate(at);
+            if let Some(tag) = tag {
+                output.command_complete(tag);
+            }
+            output.unsplit(behind);
+            return;
+        }
+        at = end;
+    }
+}
+
+/// Of digits that the server wrote.
+fn text_of_hex(digits: &str) -> String {
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    let bytes: Option<Vec<u8>> = digits.as_bytes().chunks(2).map(byte).collect();
+    String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
 }
 
 /// The first value of a `DataRow` body.
