@@ -31,10 +31,12 @@ impl Signal {
         self.changed.notify_one();
     }
 
-    /// Waits until there may be something to do; `false` at the end.
-    fn wait(&self, timeout: Duration) -> bool {
+    /// Waits until there may be something to do; `false` at the end. Nobody wakes it from a pause.
+    fn wait(&self, pause: Duration) -> bool {
+        let is_pause = !pause.is_zero();
+        let waits = |(is_woken, is_ended): &mut (bool, bool)| (is_pause || !*is_woken) && !*is_ended;
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let outcome = self.changed.wait_timeout_while(state, timeout, |(is_woken, is_ended)| !*is_woken && !*is_ended);
+        let outcome = self.changed.wait_timeout_while(state, TICK.max(pause), waits);
         let mut state = outcome.unwrap_or_else(PoisonError::into_inner).0;
         state.0 = false;
         !state.1
@@ -45,7 +47,7 @@ impl Signal {
 pub(crate) fn run(core: &Arc<Core>, needs_checkpoint: bool) {
     let mut needs_checkpoint = needs_checkpoint;
     let mut pause = Duration::ZERO;
-    while needs_checkpoint && pause.is_zero() || core.signal.wait(TICK.max(pause)) {
+    while needs_checkpoint && pause.is_zero() || core.signal.wait(pause) {
         pause = match core.tend(needs_checkpoint) {
             Ok(()) => {
                 needs_checkpoint = false;
@@ -76,5 +78,31 @@ impl Core {
                 || recent.end.load(Ordering::Relaxed) > checkpoint::RECENT_BYTES_MAX
         };
         if !is_failed && (needs_checkpoint || is_long) { self.checkpoint() } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    /// A full file system is left alone, however often a commit wants a checkpoint; the end is heard at once.
+    ///
+    /// Spec: L2
+    #[test]
+    fn b8_nobody_wakes_the_background_from_its_pause() {
+        let signal = Signal::default();
+        let pause = TICK + Duration::from_millis(50);
+        signal.wake();
+        let begun = Instant::now();
+        assert!(signal.wait(Duration::ZERO));
+        assert!(begun.elapsed() < TICK);
+        signal.wake();
+        let begun = Instant::now();
+        assert!(signal.wait(pause));
+        assert!(begun.elapsed() >= pause);
+        signal.end();
+        assert!(!signal.wait(Duration::from_secs(600)));
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 
 use super::{Core, byte_of};
-use crate::{BLOCK_BYTES, DiskError};
+use crate::BLOCK_BYTES;
 
 impl Core {
     /// Frees places that no durable map names, once no request can still reach them. One caller at a time.
@@ -23,12 +23,19 @@ impl Core {
         }
     }
 
-    /// After a crash: whatever lies in places that no map names goes back to the file system.
-    pub(super) fn clear_free_space(&self) -> Result<(), DiskError> {
+    /// After a crash: whatever lies in places that no map names goes back to the file system. Where that cannot be, as on
+    /// a full one, they keep it until they are used again: a place is always written whole before it is read.
+    pub(super) fn clear_free_space(&self) {
         let (ranges, end) = self.space.free_ranges();
-        for range in ranges {
-            self.data.punch(range.start * BLOCK_BYTES, (range.end - range.start) * BLOCK_BYTES)?;
+        let cleared = ranges
+            .into_iter()
+            .try_for_each(|range| self.data.punch(range.start * BLOCK_BYTES, (range.end - range.start) * BLOCK_BYTES));
+        let cleared = cleared.and_then(|()| match self.data.len()? > end * BLOCK_BYTES {
+            true => self.data.set_len(end * BLOCK_BYTES),
+            false => Ok(()),
+        });
+        if let Err(error) = cleared {
+            tracing::warn!(%error, "the space of what a crash has left is not given back until it is used again");
         }
-        if self.data.len()? > end * BLOCK_BYTES { self.data.set_len(end * BLOCK_BYTES) } else { Ok(()) }
     }
 }

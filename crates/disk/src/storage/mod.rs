@@ -284,6 +284,10 @@ impl StoredFile {
     /// Frees a range, which then reads as zeros. A file system without holes gets zeros only by later writes, so the
     /// range must not be read before it is written.
     pub(crate) fn punch(&self, offset: u64, length: u64) -> Result<(), DiskError> {
+        #[cfg(test)]
+        if let Some(refusal) = self.recorder.as_ref().and_then(|(recorder, name)| recorder.refused_write(name)) {
+            return Err(self.failed("free a part of", refusal.error()));
+        }
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(&self.file, flags, offset, length) {
             Ok(()) => {}

@@ -1,7 +1,9 @@
 //! Full and failing file systems.
 
+use super::handover::names;
 use super::*;
 use crate::DiskError;
+use crate::engine::checkpoint::JOURNAL_BYTES_AT_CLOSE;
 use crate::storage::record::Recording;
 
 const SIZE: u64 = 512 * BLOCK_BYTES;
@@ -44,6 +46,62 @@ fn b8_a_full_disk_refuses_writes_and_loses_nothing() {
     let disk = Disk::open(home.path(), options(None)).unwrap();
     let expected = [[1; BLOCK], [3; BLOCK], [0; BLOCK], [4; BLOCK]].concat();
     assert_eq!(read(&disk, 0, 4 * BLOCK), expected);
+    disk.close().unwrap();
+    assert!(Disk::check(home.path()).unwrap().is_sound());
+}
+
+/// After a crash a disk is opened on a full file system that lets nothing be freed.
+///
+/// Spec: L2
+#[test]
+fn b8_a_disk_is_opened_where_nothing_can_be_freed() {
+    let (home, recording, disk) = recorded();
+    disk.write(0, &[[1; BLOCK], [2; BLOCK]].concat(), &[]).unwrap();
+    disk.flush().unwrap();
+    disk.discard(0, BLOCK_BYTES).unwrap();
+    disk.flush().unwrap();
+    drop(disk);
+    recording.recorder.refuse_writes("data", libc::ENOSPC);
+    let disk = Disk::open(home.path(), options(None)).unwrap();
+    assert!(!disk.was_closed());
+    recording.recorder.allow_all();
+    disk.write(2 * BLOCK_BYTES, &[3; BLOCK], &[]).unwrap();
+    assert_eq!(read(&disk, 0, 3 * BLOCK), [[0; BLOCK], [2; BLOCK], [3; BLOCK]].concat());
+    disk.close().unwrap();
+    assert!(Disk::check(home.path()).unwrap().is_sound());
+}
+
+/// A disk is closed where there is no room for a checkpoint: its journal has all of it.
+///
+/// Spec: L2
+#[test]
+fn b8_a_disk_is_closed_where_a_checkpoint_has_no_room() {
+    let home = tempfile::tempdir_in("/dev/shm").unwrap();
+    create(home.path(), SIZE);
+    let disk = Disk::open(home.path(), options(None)).unwrap();
+    // No file can be made of this name.
+    let in_the_way = home.path().join("map.2.new");
+    std::fs::create_dir(&in_the_way).unwrap();
+    let mut round = 0_u64;
+    while disk.core().committer().end <= JOURNAL_BYTES_AT_CLOSE {
+        for block in 0..SIZE / BLOCK_BYTES / 2 {
+            // Runs of one block each, that are other ones each time.
+            let offset = 2 * block * BLOCK_BYTES;
+            match round % 2 {
+                0 => disk.write(offset, &[1 + round as u8; SECTOR_BYTES as usize], &[]).unwrap(),
+                _ => disk.discard(offset, BLOCK_BYTES).unwrap(),
+            }
+        }
+        disk.flush().unwrap();
+        round += 1;
+    }
+    let content = read(&disk, 0, SIZE as usize);
+    disk.close().unwrap();
+    assert_eq!(names(home.path(), "map."), ["map.1", "map.2.new"]);
+    std::fs::remove_dir(&in_the_way).unwrap();
+    let disk = Disk::open(home.path(), options(None)).unwrap();
+    assert!(disk.was_closed());
+    assert_eq!(read(&disk, 0, SIZE as usize), content);
     disk.close().unwrap();
     assert!(Disk::check(home.path()).unwrap().is_sound());
 }

@@ -14,7 +14,7 @@ fn recorded() -> (tempfile::TempDir, Recording, Disk) {
     (home, recording, disk)
 }
 
-fn names(home: &Path, prefix: &str) -> Vec<String> {
+pub(super) fn names(home: &Path, prefix: &str) -> Vec<String> {
     let entries = std::fs::read_dir(home).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = entries.filter(|name| name.starts_with(prefix)).collect();
     names.sort_unstable();
