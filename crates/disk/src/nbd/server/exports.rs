@@ -61,8 +61,9 @@ pub trait Exports: Send + Sync {
 /// which are not among the names that are told. The disk is attached while clients have it open.
 pub struct DiskExports {
     attachment: Arc<Attachment>,
-    /// Snapshots that clients read while the disk is not attached, by name: one view, and one connection to its base,
-    /// for all of them. A view keeps its snapshot from being deleted, so the name means the same while it is there.
+    /// Snapshots that clients read, by name: one view, and one connection to its base, for all of them. A view is not
+    /// that of the attached disk, which may be given back while they read, and keeps its snapshot from being deleted: so
+    /// the name means the same while it is there.
     views: Mutex<BTreeMap<String, Weak<View>>>,
 }
 
@@ -91,9 +92,6 @@ impl DiskExports {
     }
 
     fn snapshot(&self, name: &str) -> Result<Arc<View>, DiskError> {
-        if let Some(disk) = self.attachment.current() {
-            return disk.view(&At::Snapshot(name.to_owned())).map(Arc::new);
-        }
         // Held while the view is opened: whoever else wants it waits for this one.
         let mut views = self.views.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(view) = views.get(name).and_then(Weak::upgrade) {

@@ -267,6 +267,12 @@ impl Ticket {
         self.replies.push(Reply { head, data, weight: self.weight });
     }
 
+    /// It never came whole: nobody waits for an answer, least of all for an error where the client will ask anew.
+    pub(super) fn forget(mut self) {
+        self.is_answered = true;
+        self.replies.settle(VecDeque::from([Reply { head: Vec::new(), data: Vec::new(), weight: self.weight }]));
+    }
+
     /// It is done.
     pub(super) fn done(mut self) {
         self.answer(reply::simple(0, self.cookie), Vec::new());

@@ -64,7 +64,13 @@ impl Transmission {
             self.shared.counters.requests.fetch_add(1, Ordering::Relaxed);
             // Before there is memory for its data.
             let ticket = self.replies.admit(header.cookie, data_bytes(header)?)?;
-            let data = self.data(header, incoming)?;
+            let data = match self.data(header, incoming) {
+                Ok(data) => data,
+                Err(error) => {
+                    ticket.forget();
+                    return Err(error);
+                }
+            };
             match self.refusal(header) {
                 Some((errno, reason)) => self.refuse(ticket, errno, reason),
                 None => self.execute(header, data, ticket),

@@ -52,6 +52,46 @@ fn b60_a_server_that_closes_lets_go_of_what_waits_for_a_base_and_gives_the_disk_
     base.let_through();
 }
 
+/// A write whose data had not come when the server closed gets no answer.
+///
+/// Spec: D5
+#[test]
+fn b60_a_write_that_is_half_there_as_the_server_closes_gets_no_answer() {
+    let mut served = TestServer::of_a_disk();
+    let mut client = served.client();
+    client.send(command::WRITE, 0, 0..8192, &[1; 4096]);
+    while served.server().statistics().requests < 1 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(served.server.take().unwrap().stop(Duration::from_secs(60)));
+    assert_eq!(client.stream.read(&mut [0; 64]).unwrap(), 0);
+}
+
+/// A client that reads a snapshot reads on when the disk is given back by its last user.
+///
+/// Spec: D5
+#[test]
+fn b60_a_snapshot_is_read_on_when_its_disk_is_closed_and_opened() {
+    let served = TestServer::of_a_disk();
+    let disk = served.attachment.attach().unwrap();
+    disk.write(0, &[3; 4096], &[]).unwrap();
+    disk.snapshot("kept").unwrap();
+    let mut reader = served.client_of("snapshot/kept", true);
+    assert_eq!(reader.ask(command::READ, 0, 0..4096, &[]).unwrap(), [3; 4096]);
+    disk.write(0, &[4; 4096], &[]).unwrap();
+    assert!(disk.delete_snapshot("kept").is_err(), "it is read");
+    drop(disk);
+    served.attachment.detach().unwrap();
+    assert_eq!(reader.ask(command::READ, 0, 0..8192, &[]).unwrap(), [[3; 4096], [0; 4096]].concat());
+    let disk = served.attachment.attach().unwrap();
+    assert_eq!(reader.ask(command::READ, 0, 0..4096, &[]).unwrap(), [3; 4096]);
+    drop(reader);
+    served.wait_for_connections(0);
+    onecopy_testing::until("nobody reads it", || disk.delete_snapshot("kept").is_ok());
+    drop(disk);
+    served.attachment.detach().unwrap();
+}
+
 /// Spec: C5
 #[test]
 fn b22_what_a_lost_client_had_asked_a_source_keeps_its_place_until_it_returns_and_no_memory() {
