@@ -247,6 +247,8 @@ impl Drop for Source {
         if let Some(listener) = &listener {
             listener.resolve_all(held);
         }
+        // From here on the source changes what nobody saves: whoever goes on with its clones must know.
+        self.dispatcher.leave_all_out("the process that saved the source's old content has ended before them");
         // Others may hold the group, too: nobody would answer.
         if let Err(error) = self.dispatcher.group.flush() {
             tracing::error!(%error, "the source stays marked until the last process that watches it ends");

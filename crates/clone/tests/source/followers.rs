@@ -130,6 +130,23 @@ impl Follower for Hanging {
     }
 }
 
+/// Whoever stops to watch a source before its clones are whole gives them up: nobody may go on with them.
+///
+/// Spec: D2
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_nobody_watches_any_more_has_given_up_its_clones() {
+    let directory = TestDirectory::new().expect("a directory");
+    let server = primary(directory.path(), &Settings::new()).await;
+    let source = new_source(&server).await;
+    source.adopt(&source_of(&server)).await.expect("adopted");
+    let follower = Arc::new(Hanging { reason: Mutex::default() });
+    drop(freeze_for(&source, Arc::clone(&follower) as _).await);
+    drop(source);
+    let reason = follower.reason.lock().expect("whole").take().expect("given up");
+    assert!(reason.contains("has ended before them"), "{reason}");
+    change_everything(&server).await;
+}
+
 /// A disk that hangs under a clone, or under what is kept aside for one on another host, costs clones, not the source:
 /// a follower that has not saved a megabyte within 5 s is left out, the others have all; and when the hydrator itself
 /// waits for such a disk and cannot be killed, the keeper gives the clones up and lets the source go on.

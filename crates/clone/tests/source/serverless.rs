@@ -161,6 +161,7 @@ async fn of_accesses_that_are_heard_together_the_listener_itself_waits_for_one_s
         assert!(reader.wait().expect("waited for").success());
     }
     assert_eq!(slow.taken(), (2, READERS - 2));
+    source.unfollow(&slow);
 }
 
 /// A data directory of the servers' account, and beside it a file that root alone may read.
