@@ -256,7 +256,11 @@ impl ImageStore {
             }
             (at, rest) = (run.end, after);
         }
-        Ok(())
+        // Behind the reading: from when it is given up the source may change what was read.
+        match self.failure() {
+            Some(reason) => Err(OriginError::Lost(reason.to_owned())),
+            None => Ok(()),
+        }
     }
 
     /// The chunks of a range that may be asked for: it begins at a chunk, and ends at one or at the file's end.
