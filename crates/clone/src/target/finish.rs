@@ -1,11 +1,11 @@
 //! The end of filling: everything durable, then startable by anybody, then without a trace of us.
 
 use std::collections::HashSet;
-use std::fs::File;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
+use onecopy_postgres::Directory;
 use rustix::fs::{fstat, syncfs};
 
 use super::{CloneLocation, Marker, TABLESPACES_DIRECTORY, VersionGuard};
@@ -35,10 +35,12 @@ pub fn finish(location: &CloneLocation, major_version: u32) -> Result<(), CloneE
 
 /// The clone's file systems: each tablespace may have one of its own.
 fn directories(location: &CloneLocation) -> Result<Vec<OwnedFd>, CloneError> {
-    let above = |directory: &Path| {
-        let opened = directory.parent().map(|above| File::open(above).map_err(CloneError::file("open", above)));
-        opened.transpose().map(|opened| opened.map(OwnedFd::from))
+    // As root, what PostgreSQL's account may have laid there is not opened: a FIFO would be waited for.
+    let opened = |directory: &Path| {
+        let opened = Directory::open_for(directory, &location.user);
+        opened.and_then(|opened| Ok(opened.as_fd().try_clone_to_owned()?)).map_err(CloneError::file("open", directory))
     };
+    let above = |directory: &Path| directory.parent().map(opened).transpose();
     let data_directory = location.open()?;
     let links = location.directory.join(TABLESPACES_DIRECTORY);
     let listed = data_directory.open_directory(Path::new(TABLESPACES_DIRECTORY)).and_then(|links| links.names());
@@ -64,7 +66,7 @@ fn directories(location: &CloneLocation) -> Result<Vec<OwnedFd>, CloneError> {
         has_tablespaces = true;
     }
     if has_tablespaces {
-        found.push(File::open(&location.tablespaces).map_err(CloneError::file("open", &location.tablespaces))?.into());
+        found.push(opened(&location.tablespaces)?);
         found.extend(above(&location.tablespaces)?);
     }
     Ok(found)
