@@ -280,14 +280,15 @@ impl Answerer {
     }
 }
 
-/// An access that waits; dropped when it is answered: the descriptor goes first, then the journal's entry.
+/// An access that waits; dropped when it is answered: the journal's entry goes first, then the descriptor, whose number
+/// the next access may get. Another order would let whoever goes on after a death take one for the other.
 struct Waiter {
     number: i32,
     process_id: u32,
     file: Option<FileNumber>,
     access: Access,
-    _descriptor: Option<OwnedFd>,
     _slot: Option<JournalSlot>,
+    _descriptor: Option<OwnedFd>,
     /// Counts those that were taken over and are not settled.
     _unresolved: Option<Arc<()>>,
 }
