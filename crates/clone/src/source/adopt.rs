@@ -159,7 +159,8 @@ async fn make_and_drop_database(client: &Client) -> Result<String, CloneError> {
     static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     let _alone = ONE_AT_A_TIME.lock().await;
     const ACTION: &str = "make and drop an empty database, for its barrier,";
-    const LEFT_OVER: &str = "SELECT datname::text FROM pg_database WHERE datname LIKE 'onecopy\\_barrier\\_%'";
+    // Its own, which are named by a process: others may be called nearly the same.
+    const LEFT_OVER: &str = "SELECT datname::text FROM pg_database WHERE datname ~ '^onecopy_barrier_[0-9]{1,10}$'";
     let settings = format!(
         "SET statement_timeout = {}; SET synchronous_commit = local; SET default_transaction_read_only = off",
         BARRIER_TIMEOUT.as_millis()
