@@ -1,5 +1,7 @@
 //! The source's hot pages are known, and a standby reads them into its shared buffers when it starts.
 
+use std::sync::Arc;
+
 use std::path::Path;
 
 use onecopy_clone::image::Image;
@@ -63,7 +65,7 @@ async fn hot_pages_come_first_and_asking_for_them_leaves_no_trace() -> anyhow::R
         // In the page cache, whatever this machine has been short of since it was written.
         let cold = relation_path(source, "pgbench_accounts").await?;
         std::fs::read(source.server.data_directory().join(&cold))?;
-        let image = Image::scan(source.server.data_directory())?.image;
+        let image = Arc::new(Image::scan(source.server.data_directory())?.image);
         let connection = source.server.connection();
         let ranges = hot_ranges(&connection, &image, source.server.data_directory()).await;
         let hot = rank(&image, &ranges, &relation_path(source, "placed").await?);

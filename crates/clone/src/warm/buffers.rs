@@ -60,8 +60,8 @@ impl HotPages {
     }
 
     /// Where these pages and what else is in the page cache lie in an image, hottest first; `data_directory` is the
-    /// source's.
-    pub async fn ranges_with_page_cache(&self, image: &Image, data_directory: &Path) -> Vec<(FileNumber, ByteRange)> {
+    /// source's. Asks the kernel about each file, for seconds where there are many.
+    pub fn ranges_with_page_cache(&self, image: &Image, data_directory: &Path) -> Vec<(FileNumber, ByteRange)> {
         let files = relation_file::by_relation(image);
         let mut runs = Vec::with_capacity(self.pages.len());
         for page in &self.pages {

@@ -16,6 +16,7 @@ mod relation_file;
 mod residency;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use onecopy_postgres::ConnectionParameters;
 
@@ -33,7 +34,7 @@ pub const RANGES_MAX: usize = 1 << 16;
 /// in the page cache. Ranges do not overlap. `data_directory` is the source's.
 pub async fn hot_ranges(
     connection: &ConnectionParameters,
-    image: &Image,
+    image: &Arc<Image>,
     data_directory: &Path,
 ) -> Vec<(FileNumber, ByteRange)> {
     let pages = match HotPages::of_source(connection).await {
@@ -46,5 +47,11 @@ pub async fn hot_ranges(
             HotPages::default()
         }
     };
-    pages.ranges_with_page_cache(image, data_directory).await
+    let (image, data_directory) = (Arc::clone(image), data_directory.to_owned());
+    // Where it is called there is one thread, by whose beats one sees that the process lives.
+    let ranges = tokio::task::spawn_blocking(move || pages.ranges_with_page_cache(&image, &data_directory)).await;
+    ranges.unwrap_or_else(|error| {
+        tracing::error!(%error, "what is hot is not known");
+        Vec::new()
+    })
 }
