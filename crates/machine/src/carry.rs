@@ -12,8 +12,8 @@ const CARRIED_BYTES: usize = 256 << 10;
 /// How long one direction goes on once the other one has failed.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// Carries bytes both ways until both have ended. A side that takes nothing any more is heard for a while yet, unlike by
-/// [`tokio::io::copy_bidirectional`]: who gives up says why, and reads nothing behind that.
+/// Carries bytes both ways until both have ended. A side that takes nothing any more is heard for a while yet, unlike
+/// by [`tokio::io::copy_bidirectional`]: who gives up says why, and reads nothing behind that.
 pub async fn carry(one: impl AsyncRead + AsyncWrite, other: impl AsyncRead + AsyncWrite) {
     carry_and_linger(one, other, LINGER).await;
 }

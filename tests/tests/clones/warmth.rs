@@ -1,8 +1,7 @@
 //! The source's hot pages are known, and a standby reads them into its shared buffers when it starts.
 
-use std::sync::Arc;
-
 use std::path::Path;
+use std::sync::Arc;
 
 use onecopy_clone::image::Image;
 use onecopy_clone::warm::{HotPages, autoprewarm, hot_ranges};

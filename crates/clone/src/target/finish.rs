@@ -38,7 +38,7 @@ fn directories(location: &CloneLocation) -> Result<Vec<OwnedFd>, CloneError> {
     // As root, what PostgreSQL's account may have laid there is not opened: a FIFO would be waited for.
     let opened = |directory: &Path| {
         let opened = Directory::open_for(directory, &location.user);
-        opened.and_then(|opened| Ok(opened.as_fd().try_clone_to_owned()?)).map_err(CloneError::file("open", directory))
+        opened.and_then(|opened| opened.as_fd().try_clone_to_owned()).map_err(CloneError::file("open", directory))
     };
     let above = |directory: &Path| directory.parent().map(opened).transpose();
     let data_directory = location.open()?;

@@ -23,8 +23,8 @@ impl Core {
         }
     }
 
-    /// After a crash: whatever lies in places that no map names goes back to the file system. Where that cannot be, as on
-    /// a full one, they keep it until they are used again: a place is always written whole before it is read.
+    /// After a crash: whatever lies in places that no map names goes back to the file system. Where that cannot be, as
+    /// on a full one, they keep it until they are used again: a place is always written whole before it is read.
     pub(super) fn clear_free_space(&self) {
         let (ranges, end) = self.space.free_ranges();
         let cleared = ranges

@@ -62,7 +62,7 @@ pub trait Exports: Send + Sync {
 pub struct DiskExports {
     attachment: Arc<Attachment>,
     /// Snapshots that clients read, by name: one view, and one connection to its base, for all of them. A view is not
-    /// that of the attached disk, which may be given back while they read, and keeps its snapshot from being deleted: so
+    /// that of the attached disk, which may be given back while they read. It keeps its snapshot from being deleted, so
     /// the name means the same while it is there.
     views: Mutex<BTreeMap<String, Weak<View>>>,
 }
