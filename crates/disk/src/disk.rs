@@ -240,6 +240,11 @@ impl Disk {
         self.0.workers.forget_withdrawn();
     }
 
+    /// Whether something that was submitted for a requester waits for this host alone, and for no source elsewhere.
+    pub(crate) fn has_local(&self, requester: &Requester) -> bool {
+        self.0.workers.has_local(requester)
+    }
+
     /// The current epoch.
     pub fn epoch(&self) -> Epoch {
         self.0.core.epoch()

@@ -69,6 +69,11 @@ impl Requester {
         Some(self.0.read().unwrap_or_else(PoisonError::into_inner)).filter(|has_withdrawn| !**has_withdrawn)
     }
 
+    /// Whether both are the same.
+    pub(crate) fn is(&self, other: &Requester) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     pub(crate) fn has_withdrawn(&self) -> bool {
         self.working().is_none()
     }

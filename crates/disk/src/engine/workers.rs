@@ -211,6 +211,13 @@ impl Pool {
         let state = self.state();
         state.jobs.len() + state.running.len()
     }
+
+    /// Whether something of this requester waits or is at work here.
+    fn has(&self, requester: &Requester) -> bool {
+        let state = self.state();
+        let mut waiters = state.jobs.iter().map(|job| &job.waiter).chain(&state.running);
+        waiters.any(|waiter| waiter.requester.as_ref().is_some_and(|own| own.is(requester)))
+    }
 }
 
 impl Workers {
@@ -261,6 +268,11 @@ impl Workers {
 
     fn pools(&self) -> [&Pool; 3] {
         [&self.local, &self.remote, &self.flush]
+    }
+
+    /// Whether something of this requester waits for this host alone: it ends, however slow the disk.
+    pub(crate) fn has_local(&self, requester: &Requester) -> bool {
+        self.local.has(requester) || self.flush.has(requester)
     }
 
     pub(crate) fn pending(&self) -> usize {

@@ -6,7 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long all rings of a device wait together when the front end stops them. What is not done then stays marked in
-/// flight, or ends with an error where nobody would find it there.
+/// flight. Where nobody would find it there, what waits for another host ends with an error, and what this host's disk
+/// does is waited for.
 const REQUESTED_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 20 });
 /// How long they wait when the front end has gone: what is not done then stays marked in flight and is done again.
 const DISCONNECTED_TIMEOUT: Duration = Duration::from_secs(2);

@@ -57,6 +57,7 @@ pub(super) struct Progress {
     counter: u64,
     /// Heads that an earlier process had begun.
     resubmit: VecDeque<u16>,
+    given_up: Vec<u16>,
     under_way: Vec<bool>,
     outstanding: usize,
     /// How many of the last requests taken came from the available ring: the last ones.
@@ -87,6 +88,7 @@ impl Progress {
             asked_at: None,
             counter: 0,
             resubmit: VecDeque::new(),
+            given_up: Vec::new(),
             under_way: vec![false; usize::from(split.size)],
             outstanding: 0,
             taken_available: 0,
@@ -146,8 +148,13 @@ impl Progress {
         self.next_available
     }
 
-    /// Takes up to `limit` requests, marked as in flight. When there is none, the driver's kick is asked for.
-    pub(super) fn take(&mut self, heads: &mut Vec<u16>, limit: usize) -> Result<(), RingError> {
+    /// Requests that were taken before this life, and are not begun in it.
+    pub(super) fn taken_before(&self) -> usize {
+        self.resubmit.len()
+    }
+
+    /// Takes up to `limit` of them, marked as in flight.
+    pub(super) fn take_again(&mut self, heads: &mut Vec<u16>, limit: usize) -> Result<(), RingError> {
         heads.clear();
         self.taken_available = 0;
         while heads.len() < limit {
@@ -155,6 +162,27 @@ impl Progress {
             self.mark(head)?;
             heads.push(head);
         }
+        Ok(())
+    }
+
+    /// Gives up all of them: nobody takes them any more, and they want an answer.
+    pub(super) fn give_up_taken_before(&mut self) {
+        while let Some(head) = self.resubmit.pop_front() {
+            // What cannot be marked is no request of this ring.
+            if self.mark(head).is_ok() {
+                self.given_up.push(head);
+            }
+        }
+    }
+
+    /// Those that were given up.
+    pub(super) fn given_up(&mut self) -> Vec<u16> {
+        std::mem::take(&mut self.given_up)
+    }
+
+    /// Takes up to `limit` requests, marked as in flight. When there is none, the driver's kick is asked for.
+    pub(super) fn take(&mut self, heads: &mut Vec<u16>, limit: usize) -> Result<(), RingError> {
+        self.take_again(heads, limit)?;
         if self.take_available(heads, limit)? == 0 && heads.is_empty() {
             self.split.want_kick(&self.memory, self.next_available)?;
             // The wish must be seen before the index is read again: a request in between is found here, or kicks.

@@ -14,8 +14,9 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use super::chain::Chain;
 use super::counters::Counters;
 use super::drain::StopReason;
 use super::inflight::InflightArea;
@@ -26,6 +27,12 @@ use super::request::{Call, status};
 use super::split::Split;
 use super::worker;
 use crate::{Disk, DiskError, Epoch, Requester};
+
+/// How long a ring that has no next life waits, behind its deadline, for what this host's disk does: a flush of all that
+/// a slow one has not written yet.
+const LOCAL_TIMEOUT: Duration = Duration::from_secs(300);
+/// How often it is looked whether it does something.
+const LOCAL_LOOK: Duration = Duration::from_millis(50);
 
 /// Addresses of a ring's parts, in the front end's address space.
 #[derive(Clone, Copy, Debug)]
@@ -229,7 +236,13 @@ impl Ring {
         if self.lets_answers_go() {
             self.release(None);
         }
-        drop(self.drained(self.state(), deadline));
+        if let Run::Running { progress, stopping: Some(StopReason::Migrated), .. } =
+            &mut self.drained(self.state(), deadline).run
+        {
+            progress.give_up_taken_before();
+        }
+        // The thread may wait until it may take them.
+        self.wake();
         // The ring's next life, here or elsewhere, may write in the same places.
         disk.withdraw(&requester);
         // Only now: the thread may have waited for room in the disk's queue, which others can fill.
@@ -246,11 +259,25 @@ impl Ring {
 
     /// Waits until nothing is under way that this stop waits for, or too long.
     fn drained<'a>(&'a self, mut state: MutexGuard<'a, State>, deadline: Instant) -> MutexGuard<'a, State> {
-        while let Run::Running { progress, stopping, .. } = &state.run
-            && (if *stopping == Some(StopReason::Disconnected) { progress.waiting() } else { progress.outstanding() })
-                > 0
-            && let Some(left) = deadline.checked_duration_since(Instant::now())
+        let under_way = |progress: &Progress, stopping, broken: bool| match stopping {
+            Some(StopReason::Disconnected) => progress.waiting(),
+            // No record of them comes along.
+            Some(StopReason::Migrated) if !broken => progress.outstanding() + progress.taken_before(),
+            _ => progress.outstanding(),
+        };
+        let last = deadline + LOCAL_TIMEOUT;
+        while let Run::Running { progress, stopping, broken, disk, requester, .. } = &state.run
+            && under_way(progress, *stopping, *broken) > 0
         {
+            let now = Instant::now();
+            let left = match deadline.checked_duration_since(now) {
+                Some(left) => left,
+                // It would fail for nothing: the disk is given back only when it is done.
+                None if *stopping == Some(StopReason::Migrated) && now < last && disk.has_local(requester) => {
+                    LOCAL_LOOK
+                }
+                None => break,
+            };
             (state, _) = self.fewer.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
         }
         state
@@ -276,11 +303,18 @@ impl Ring {
         if !given_up.is_empty() {
             tracing::warn!(ring = self.index, requests = given_up.len(), "requests that wait for a source fail");
         }
-        let answers: Vec<(u16, u32)> = given_up
+        let mut answers: Vec<(u16, u32)> = given_up
             .into_iter()
             .filter(|(_, address)| progress.memory().write(*address, &[status::IO_ERROR]).is_ok())
             .map(|(head, _)| (head, 1))
             .collect();
+        for head in progress.given_up() {
+            let (memory, split, mut chain) = (progress.memory(), progress.split(), Chain::default());
+            let walked = chain.walk(memory, split.descriptors, split.size, head);
+            let address = walked.and_then(|()| Call::decode(memory, head, &mut chain)).map(|call| call.status_address);
+            let is_told = address.is_ok_and(|address| memory.write(address, &[status::IO_ERROR]).is_ok());
+            answers.push((head, u32::from(is_told)));
+        }
         match progress.tell(&answers) {
             Ok(false) => {}
             Ok(true) => call(descriptor),
@@ -293,13 +327,16 @@ impl Ring {
         let mut state = self.state();
         let State { run, enabled, error, .. } = &mut *state;
         let Run::Running { progress, broken, stopping, .. } = run else { return Next::Stop };
-        if stopping.is_some() {
-            return Next::Stop;
-        }
-        if *broken || !*enabled || progress.is_full() {
-            return Next::Sleep;
-        }
-        let taken = progress.take(heads, limit);
+        let taken = match stopping {
+            None if *broken || !*enabled || progress.is_full() => return Next::Sleep,
+            None => progress.take(heads, limit),
+            // No record of what was taken before comes along: it is done here.
+            Some(StopReason::Migrated) if progress.taken_before() > 0 && !*broken => match progress.is_full() {
+                true => return Next::Sleep,
+                false => progress.take_again(heads, limit),
+            },
+            Some(_) => return Next::Stop,
+        };
         if let Err(failure) = taken {
             tracing::warn!(
                 ring = self.index,

@@ -249,6 +249,76 @@ fn b61_a_stop_leaves_what_waits_for_a_base_to_the_rings_next_life() {
     assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 1);
 }
 
+/// When the machine moves, a flush that takes longer than a stop is waited for: it would fail in the guest for nothing.
+///
+/// Spec: D5
+#[test]
+fn b61_a_machine_that_moves_waits_for_what_its_own_disk_does() {
+    let fixture = silent_room(1);
+    let mut driver = fixture.driver(DriverOptions::default());
+    let (let_go, kept) = mpsc::channel::<()>();
+    let disk = fixture.attachment.current().unwrap();
+    disk.submit(Request::Flush, Box::new(move |_| assert!(kept.recv().is_err(), "nothing is sent")));
+    submit(&mut driver, 0, Ask::Flush);
+    submit(&mut driver, 0, Ask::Read { sector: 0, length: 4096 });
+    until("both wait", || fixture.backend.statistics().waited == 2);
+    drop(disk);
+    driver.log().unwrap();
+    let rings = fixture.backend.shared.rings.clone();
+    let stopped = std::thread::spawn(move || {
+        // The deadline has passed: what waits for the base fails.
+        rings[0].stop(StopReason::Migrated, Instant::now())
+    });
+    until("the ring stops", || fixture.backend.shared.rings[0].lets_answers_go());
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!stopped.is_finished());
+    drop(let_go);
+    assert_eq!(stopped.join().unwrap(), 2);
+    let statuses = [(); 2].map(|()| driver.wait(0, PATIENCE).unwrap().status);
+    assert_eq!(statuses, [0, 1]);
+}
+
+/// When the machine moves, all has its answer that a dead back end had taken and the next one has not begun.
+///
+/// Spec: D5
+#[test]
+fn b61_a_machine_that_moves_has_an_answer_to_all_that_a_dead_back_end_had_taken() {
+    const REQUESTS: u16 = 150;
+    let base = |answers| {
+        move || {
+            let base = Silent(AtomicBool::new(answers));
+            OpenOptions { base: Some(Arc::new(base)), ..OpenOptions::default() }
+        }
+    };
+    for answers in [false, true] {
+        let fixture = Fixture::over(VhostUserOptions::default(), base(true));
+        let options = DriverOptions { ring_size: 512, slot_bytes: 4096, ..DriverOptions::default() };
+        let mut driver = fixture.driver(options);
+        fixture.backend.hold(CompletionHold::Changes);
+        for number in 0..REQUESTS {
+            // A part of a block needs the base.
+            let ask = Ask::Write { sector: u64::from(number % 8) * 8, data: &pattern(number as u8, 512) };
+            driver.submit(0, ask).unwrap().unwrap();
+        }
+        driver.kick(0).unwrap();
+        until("all are kept back", || fixture.backend.statistics().held == u64::from(REQUESTS));
+        fixture.backend.stop();
+        // Another disk, on which nothing was written: it needs the base again.
+        let other = Fixture::new(1);
+        let attachment = Arc::new(Attachment::new(other.attachment.directory(), base(answers)));
+        let next = VhostUserBackend::serve(attachment, &fixture.socket(), VhostUserOptions::default()).unwrap();
+        driver.reconnect(&fixture.socket()).unwrap();
+        driver.log().unwrap();
+        driver.start(0).unwrap();
+        assert_eq!(driver.stop(0).unwrap(), REQUESTS);
+        for number in 0..REQUESTS {
+            let status = driver.wait(0, PATIENCE).unwrap_or_else(|error| panic!("{number}: {error:#}")).status;
+            assert_eq!(status, u8::from(!answers), "{number}");
+        }
+        drop(next);
+    }
+}
+
 /// Spec: D5
 #[test]
 fn b37_a_ring_stops_in_time_also_when_others_fill_the_disks_queue() {
