@@ -93,6 +93,9 @@ pub(super) struct Map {
     /// Bytes in clusters that are not absent.
     done_bytes: AtomicU64,
     is_whole: AtomicBool,
+    /// Something could not be made durable. The kernel tells that once, and not what was lost: from then on only that
+    /// counts which the file had before.
+    is_frozen: AtomicBool,
     /// Held while the file is written: a page's older entries must never go over its newer ones.
     writing: Mutex<()>,
 }
@@ -135,6 +138,7 @@ impl Map {
             changed: (0..count.div_ceil(ENTRIES_PER_PAGE)).map(|_| AtomicBool::new(false)).collect(),
             done_bytes: AtomicU64::new(0),
             is_whole: AtomicBool::new(is_whole),
+            is_frozen: AtomicBool::new(false),
             writing: Mutex::new(()),
         };
         for page in 0..map.changed.len() {
@@ -166,7 +170,7 @@ impl Map {
         let first = page * ENTRIES_PER_PAGE;
         let here = first..(first + ENTRIES_PER_PAGE).min(self.entries.len());
         for (cluster, entry) in here.zip(bytes.as_chunks::<4>().0) {
-            self.set(cluster as u64, Cluster::of(u32::from_le_bytes(*entry)));
+            self.put(cluster as u64, Cluster::of(u32::from_le_bytes(*entry)));
         }
         self.changed[page].store(false, Ordering::Release);
     }
@@ -221,9 +225,26 @@ impl Map {
         Cluster::of(self.entries[cluster as usize].load(Ordering::Acquire))
     }
 
+    /// Whether what is noted from now on is forgotten at once: nothing more can be kept.
+    pub(super) fn is_frozen(&self) -> bool {
+        self.is_frozen.load(Ordering::SeqCst)
+    }
+
     /// Notes what a cluster is. Its data must be in the file by now, though not yet durable.
     pub(super) fn set(&self, cluster: u64, state: Cluster) {
-        let before = Cluster::of(self.entries[cluster as usize].swap(state.entry(), Ordering::AcqRel));
+        self.put(cluster, state);
+        // Behind that: either this finds the map frozen, or the one that freezes it finds the entry.
+        if self.is_frozen() && state != Cluster::Absent {
+            // Unreadable, too: then it is known to nobody.
+            let known = self.load(cluster as usize / ENTRIES_PER_PAGE);
+            if known.is_err() {
+                self.put(cluster, Cluster::Absent);
+            }
+        }
+    }
+
+    fn put(&self, cluster: u64, state: Cluster) {
+        let before = Cluster::of(self.entries[cluster as usize].swap(state.entry(), Ordering::SeqCst));
         if before == state {
             return;
         }
@@ -236,14 +257,18 @@ impl Map {
         self.changed[cluster as usize / ENTRIES_PER_PAGE].store(true, Ordering::Release);
     }
 
-    /// Makes all entries so far durable, after `sync_data` has made all data so far durable. When that fails, what is
-    /// noted and not durable is forgotten: a failed write-back may have lost the data.
+    /// Makes all entries so far durable, after `sync_data` has made all data so far durable. When that fails, whatever
+    /// is noted and not durable is forgotten, also what is noted meanwhile and later: a failed write-back may have lost
+    /// its data.
     pub(super) fn persist(&self, sync_data: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         self.write_changed(sync_data)
     }
 
     fn write_changed(&self, sync_data: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        if self.is_frozen() {
+            return Err(io::Error::other("it could not be made durable before, and nothing more of it is kept"));
+        }
         // Taken before the data is made durable: entries set later wait for the next time.
         let pages: Vec<(usize, [u8; PAGE_BYTES])> = (0..self.changed.len())
             .filter(|page| self.changed[*page].swap(false, Ordering::AcqRel))
@@ -260,9 +285,11 @@ impl Map {
             self.file.sync_data()
         };
         write().inspect_err(|_| {
-            for (page, _) in &pages {
-                // Unreadable, too: then it stays what it is, and the caller's failure is what counts.
-                let _ = self.load(*page);
+            self.is_frozen.store(true, Ordering::SeqCst);
+            for page in 0..self.changed.len() {
+                if self.load(page).is_err() {
+                    self.take(page, &[0; PAGE_BYTES]);
+                }
             }
         })
     }
@@ -353,6 +380,33 @@ mod tests {
         map.set(4, Cluster::Zero);
         assert!(map.persist(|| Err(io::Error::from_raw_os_error(libc::EIO))).is_err());
         assert_eq!((map.get(3), map.get(4), map.done_bytes()), (Cluster::Zero, Cluster::Absent, CLUSTER_BYTES));
+    }
+
+    /// What came while the failure was on its way, beside another page of entries too, and what comes later, is not
+    /// believed: the kernel tells a failure once.
+    ///
+    /// Spec: D4
+    #[test]
+    fn b26_nothing_is_kept_behind_a_failure_to_make_it_durable() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = made(directory.path(), 1 << 30);
+        let map = Map::open(&path, true).unwrap().unwrap();
+        let (durable, meanwhile, later) = (3, 2 * ENTRIES_PER_PAGE as u64, 4 * ENTRIES_PER_PAGE as u64);
+        map.set(durable, Cluster::Zero);
+        map.persist(|| Ok(())).unwrap();
+        map.set(4, Cluster::Zero);
+        let fails = || {
+            map.set(meanwhile, Cluster::Zero);
+            Err(io::Error::from_raw_os_error(libc::EIO))
+        };
+        assert!(map.persist(fails).is_err());
+        map.set(later, Cluster::Zero);
+        map.set(5, Cluster::Zero);
+        for cluster in [4, 5, meanwhile, later] {
+            assert_eq!(map.get(cluster), Cluster::Absent, "{cluster}");
+        }
+        assert_eq!((map.get(durable), map.done_bytes()), (Cluster::Zero, CLUSTER_BYTES));
+        assert!(map.persist(|| Ok(())).is_err() && map.finish(|| Ok(())).is_err());
     }
 
     /// Spec: D4

@@ -84,7 +84,6 @@ struct Shared {
     fetched_bytes: AtomicU64,
     rate_bytes_per_second: AtomicU64,
     /// A failure of our own files: from then on nothing is kept any more.
-    is_broken: AtomicBool,
     trouble: Mutex<Option<String>>,
 }
 
@@ -186,7 +185,6 @@ impl LocalCopy {
             faults: AtomicU64::new(0),
             fetched_bytes: AtomicU64::new(0),
             rate_bytes_per_second: AtomicU64::new(0),
-            is_broken: AtomicBool::new(false),
             trouble: Mutex::default(),
         };
         Ok(LocalCopy { shared: Arc::new(shared), threads: Mutex::default() })
@@ -214,7 +212,7 @@ impl Shared {
     }
 
     fn is_broken(&self) -> bool {
-        self.is_broken.load(Ordering::Acquire)
+        self.map.is_frozen()
     }
 
     fn is_writer(&self) -> bool {
@@ -227,8 +225,6 @@ impl Shared {
             return;
         }
         if let Err(error) = self.map.persist(|| self.data.sync_data()) {
-            // The kernel reports a failed write-back once; what was lost is not known. Nothing more is kept.
-            self.is_broken.store(true, Ordering::Release);
             *self.trouble() = Some(format!("{}: {error}; nothing is kept any more", self.data_name));
             tracing::error!(file = self.data_name, %error, "a copy of a base could not be made durable");
         }
