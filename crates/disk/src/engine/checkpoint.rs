@@ -7,7 +7,7 @@
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::commit::Committer;
+use super::commit::{Committer, RESERVE_BYTES};
 use super::{Core, Recent};
 use crate::DiskError;
 use crate::format::checkpoint::Checkpoint;
@@ -45,7 +45,7 @@ impl Core {
         let mut begun = self.checkpointing.lock().unwrap_or_else(PoisonError::into_inner);
         let checkpoint = match begun.take() {
             Some(checkpoint) => checkpoint,
-            None => self.begin_journal()?,
+            None => self.begin_journal(false)?,
         };
         match self.write_map(&checkpoint) {
             Ok(map_bytes) => self.committer().map_bytes = map_bytes,
@@ -78,8 +78,9 @@ impl Core {
         Ok(map_bytes)
     }
 
-    /// Ends the journal with all that waits for a commit, begins the next one, and keeps the map as it is then.
-    pub(super) fn begin_journal(&self) -> Result<Checkpoint, DiskError> {
+    /// Ends the journal with all that waits for a commit, begins the next one, and keeps the map as it is then. Without
+    /// room for the space that is kept ahead of a journal's end the old one goes on, unless the new one is needed.
+    pub(super) fn begin_journal(&self, is_needed: bool) -> Result<Checkpoint, DiskError> {
         let mut committer = self.committer();
         if committer.is_over {
             return Err(DiskError::Closed);
@@ -110,7 +111,17 @@ impl Core {
         let (name, new) = (journal_name(number), format!("{}.new", journal_name(number)));
         let journal = self.folder.create_file(&new)?;
         let head = journal::head(self.identity, number, checkpoint.next_sequence);
-        journal.write_at(0, &head)?;
+        let (end, mut reserved) = (head.len() as u64, head.len() as u64 + RESERVE_BYTES);
+        match journal.write_at(0, &head).and_then(|()| journal.reserve(end, RESERVE_BYTES)) {
+            Ok(()) => {}
+            Err(DiskError::Full) if is_needed => reserved = end,
+            Err(error) => {
+                if let Err(error) = self.folder.remove(&new) {
+                    tracing::warn!(%error, "an unfinished journal stays until the next one is begun");
+                }
+                return Err(error);
+            }
+        }
         journal.synchronize()?;
         self.folder.rename(&new, &name)?;
         // It is there now, and follows the old one's last record: not another record may go into that.
@@ -120,8 +131,7 @@ impl Core {
             tracing::warn!(%error, "the reserve of an old journal is kept until it is removed");
         }
         committer.number = number;
-        committer.end = head.len() as u64;
-        committer.reserved = committer.end;
+        (committer.end, committer.reserved) = (end, reserved);
         Ok(checkpoint)
     }
 

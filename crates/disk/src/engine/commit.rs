@@ -12,7 +12,7 @@ use crate::format::journal::{self, Note};
 use crate::storage::{HOLES_BYTES_MAX, StoredFile};
 
 /// The journal's file is kept this much longer than its records, so that a flush works when the file system is full.
-const RESERVE_BYTES: u64 = 4 << 20;
+pub(super) const RESERVE_BYTES: u64 = 4 << 20;
 /// The reserve is filled up when less than this is left.
 const RESERVE_BYTES_LOW: u64 = 2 << 20;
 const _: () = assert!(RESERVE_BYTES + 2 * journal::BODY_BYTES_MAX as u64 <= HOLES_BYTES_MAX, "a journal can be read");
@@ -128,11 +128,19 @@ impl Core {
         if committer.reserved >= needed + RESERVE_BYTES_LOW {
             return Ok(());
         }
-        let goal = needed + RESERVE_BYTES;
-        match committer.journal.reserve(committer.reserved, goal - committer.reserved) {
-            Ok(()) => committer.reserved = goal,
-            Err(DiskError::Full) if committer.reserved >= needed => {}
-            Err(error) => return Err(error),
+        for goal in [needed + RESERVE_BYTES, needed] {
+            if committer.reserved >= goal {
+                break;
+            }
+            match committer.journal.reserve(committer.reserved, goal - committer.reserved) {
+                Ok(()) => {
+                    committer.reserved = goal;
+                    break;
+                }
+                // The record alone may have room.
+                Err(DiskError::Full) if goal > needed => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }

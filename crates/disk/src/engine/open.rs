@@ -210,7 +210,7 @@ impl Core {
     fn begin(&self, directory: &Path, was_closed: bool, is_continuable: bool) -> Result<(), DiskError> {
         if !is_continuable {
             // Nothing is written behind a torn record. The background writes the checkpoint.
-            let checkpoint = self.begin_journal()?;
+            let checkpoint = self.begin_journal(true)?;
             *self.checkpointing.lock().unwrap_or_else(PoisonError::into_inner) = Some(checkpoint);
         }
         self.commit(&[Note::Opened { generation: self.generation }])?;

@@ -305,6 +305,10 @@ impl StoredFile {
         if let Some(refusal) = self.recorder.as_ref().and_then(|(recorder, name)| recorder.refused_write(name)) {
             return Err(self.failed("reserve", refusal.error()));
         }
+        #[cfg(test)]
+        if self.recorder.as_ref().is_some_and(|(recorder, name)| recorder.refuses_to_reserve(name, length)) {
+            return Err(self.failed("reserve", io::Error::from_raw_os_error(libc::ENOSPC)));
+        }
         match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), offset, length) {
             Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
             Err(error) => Err(self.failed("reserve", error.into())),

@@ -46,6 +46,8 @@ struct Recorded {
     /// Names of files whose writes or synchronizations fail, with the errno.
     refused_writes: Vec<(String, Refusal)>,
     refused_synchronizations: Vec<(String, Refusal)>,
+    /// Names of files for which no more than this can be reserved at once.
+    reserves_max: Vec<(String, u64)>,
 }
 
 /// All that is done to the files of one directory.
@@ -99,6 +101,16 @@ impl Recorder {
         self.0.lock().unwrap().refused_writes.push((name.to_owned(), Refusal { errno, written_bytes }));
     }
 
+    /// Lets no more be reserved at once for files of this beginning.
+    pub(crate) fn limit_reserves(&self, name: &str, bytes_max: u64) {
+        self.0.lock().unwrap().reserves_max.push((name.to_owned(), bytes_max));
+    }
+
+    pub(crate) fn refuses_to_reserve(&self, name: &str, bytes: u64) -> bool {
+        let recorded = self.0.lock().unwrap();
+        recorded.reserves_max.iter().any(|(start, bytes_max)| name.starts_with(start) && bytes > *bytes_max)
+    }
+
     /// The folder itself is called [`FOLDER`].
     pub(crate) fn refuse_synchronizations(&self, name: &str, errno: i32) {
         let refusal = Refusal { errno, written_bytes: 0 };
@@ -120,6 +132,7 @@ impl Recorder {
         let mut recorded = self.0.lock().unwrap();
         recorded.refused_writes.clear();
         recorded.refused_synchronizations.clear();
+        recorded.reserves_max.clear();
     }
 
     pub(crate) fn refused_write(&self, name: &str) -> Option<Refusal> {

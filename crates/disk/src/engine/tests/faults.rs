@@ -71,6 +71,35 @@ fn b8_a_disk_is_opened_where_nothing_can_be_freed() {
     assert!(Disk::check(home.path()).unwrap().is_sound());
 }
 
+/// Where there is no room for another journal's reserve, the one that has one goes on; behind a torn record there must be
+/// another, and it has what there is room for.
+///
+/// Spec: L2
+#[test]
+fn b8_a_journal_gives_its_reserve_away_only_for_another() {
+    let (home, recording, disk) = recorded();
+    disk.write(0, &[1; BLOCK], &[]).unwrap();
+    disk.flush().unwrap();
+    recording.recorder.limit_reserves("journal", 64 << 10);
+    for round in 1..4 {
+        assert!(matches!(disk.core().checkpoint(), Err(DiskError::Full)));
+        assert_eq!(names(home.path(), "journal."), ["journal.1"]);
+        disk.write(round * BLOCK_BYTES, &[1; BLOCK], &[]).unwrap();
+        disk.flush().unwrap();
+    }
+    let end = disk.core().committer().end;
+    drop(disk);
+    let journal = std::fs::OpenOptions::new().write(true).open(home.path().join("journal.1")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&journal, &[0xa5; 100], end).unwrap();
+    let disk = Disk::open(home.path(), options(None)).unwrap();
+    disk.write(5 * BLOCK_BYTES, &[1; BLOCK], &[]).unwrap();
+    disk.flush().unwrap();
+    assert_eq!(read(&disk, 0, 6 * BLOCK), [vec![1; 4 * BLOCK], vec![0; BLOCK], vec![1; BLOCK]].concat());
+    recording.recorder.allow_all();
+    disk.close().unwrap();
+    assert!(Disk::check(home.path()).unwrap().is_sound());
+}
+
 /// A disk is closed where there is no room for a checkpoint: its journal has all of it.
 ///
 /// Spec: L2

@@ -35,7 +35,7 @@ fn b7_no_commit_reaches_the_journal_after_the_lease_is_given_back() {
         let journal = std::fs::read(home.path().join("journal.1")).unwrap();
         // A request that entered before the disk was closed.
         assert!(matches!(core.flush(), Err(DiskError::Closed)), "closed: {closes}");
-        assert!(matches!(core.begin_journal(), Err(DiskError::Closed)), "closed: {closes}");
+        assert!(matches!(core.begin_journal(false), Err(DiskError::Closed)), "closed: {closes}");
         assert_eq!(std::fs::read(home.path().join("journal.1")).unwrap(), journal, "closed: {closes}");
         assert_eq!(names(home.path(), "journal."), ["journal.1"]);
         assert_eq!(read(&Disk::open(home.path(), options(None)).unwrap(), 0, BLOCK), [1; BLOCK]);
