@@ -32,6 +32,9 @@ pub use exports::{Content, DiskExports, Export, ExportInformation, Exports, Sour
 /// After a failed accept (no descriptors left) the next try waits so long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Places beyond those that are allowed, of connections that were ended for others and have not gone yet.
+const ENDING_MAX: u64 = 16;
+
 /// How long connections that are cut may take to end.
 const CUT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -90,17 +93,47 @@ struct Shared {
     stopping: AtomicBool,
     /// Nobody's answers are waited for any more.
     cut: AtomicBool,
-    /// Places that are taken; one more only under the lock of `sockets`.
+    /// Places that are taken; one more only under the lock of `connections`.
     places: AtomicU64,
-    /// Sockets of living connections, to end them. Each connection removes its own.
-    sockets: Mutex<Vec<Weak<Socket>>>,
+    /// Living connections, the oldest first, to end them. Each removes itself.
+    connections: Mutex<Vec<Connection>>,
     /// Told when a connection has ended.
     ended: Condvar,
 }
 
+/// A connection, as the server knows it.
+struct Connection {
+    socket: Weak<Socket>,
+    /// It has opened an export, or makes room for another one already.
+    keeps_its_place: Arc<AtomicBool>,
+}
+
 impl Shared {
-    fn sockets(&self) -> MutexGuard<'_, Vec<Weak<Socket>>> {
-        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    fn connections(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shut_down(&self, how: Shutdown) {
+        for socket in self.connections().iter().filter_map(|connection| connection.socket.upgrade()) {
+            socket.shutdown(how);
+        }
+    }
+
+    /// A place for one more. When there is none, the connection that has negotiated for longest without opening
+    /// anything is ended: who says nothing keeps nobody out.
+    fn take_place(&self, connections: &[Connection]) -> bool {
+        let (taken, max) = (self.places.load(Ordering::Acquire), self.connections_max as u64);
+        if taken >= max {
+            let mut negotiating = connections.iter().filter(|one| !one.keeps_its_place.load(Ordering::Acquire));
+            // Those that were ended need a moment to give their places back.
+            let Some(oldest) = negotiating.next().filter(|_| taken < max + ENDING_MAX) else { return false };
+            oldest.keeps_its_place.store(true, Ordering::Release);
+            if let Some(socket) = oldest.socket.upgrade() {
+                socket.shutdown(Shutdown::Both);
+            }
+        }
+        self.places.fetch_add(1, Ordering::AcqRel);
+        true
     }
 
     fn is_stopping(&self) -> bool {
@@ -114,15 +147,13 @@ impl Shared {
     /// Ends all connections, whatever they have in flight.
     fn cut_off(&self) {
         self.cut.store(true, Ordering::Release);
-        for socket in self.sockets().iter().filter_map(Weak::upgrade) {
-            socket.shutdown(Shutdown::Both);
-        }
+        self.shut_down(Shutdown::Both);
     }
 
     /// Whether all connections have ended by then.
     fn wait_until_ended(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
-        let waited = self.ended.wait_timeout_while(self.sockets(), left, |sockets| !sockets.is_empty());
+        let waited = self.ended.wait_timeout_while(self.connections(), left, |connections| !connections.is_empty());
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 }
@@ -151,7 +182,7 @@ impl Server {
             stopping: AtomicBool::new(false),
             cut: AtomicBool::new(false),
             places: AtomicU64::new(0),
-            sockets: Mutex::new(Vec::new()),
+            connections: Mutex::new(Vec::new()),
             ended: Condvar::new(),
         });
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?);
@@ -193,10 +224,8 @@ impl Server {
     pub fn stop(mut self, drain: Duration) -> bool {
         self.close_listeners();
         let deadline = Instant::now() + drain;
-        for socket in self.shared.sockets().iter().filter_map(Weak::upgrade) {
-            // The connection's reader sees the end of the stream and lets what it has begun finish.
-            socket.shutdown(Shutdown::Read);
-        }
+        // The connections' readers see the end of the stream and let what they have begun finish.
+        self.shared.shut_down(Shutdown::Read);
         let is_finished = self.shared.wait_until_ended(deadline);
         if !is_finished {
             self.shared.cut_off();
@@ -251,18 +280,18 @@ fn listen(listener: &Listener, shared: &Arc<Shared>, wake: &OwnedFd) {
 
 /// Gives a new client its thread.
 fn begin(shared: &Arc<Shared>, socket: Socket) {
-    let socket = Arc::new(socket);
+    let (socket, keeps_its_place) = (Arc::new(socket), Arc::new(AtomicBool::new(false)));
     {
-        let mut sockets = shared.sockets();
-        if shared.places.load(Ordering::Acquire) >= shared.connections_max as u64 {
+        let mut connections = shared.connections();
+        if !shared.take_place(&connections) {
             debug!(connections_max = shared.connections_max, "one NBD client too many");
             return;
         }
-        shared.places.fetch_add(1, Ordering::AcqRel);
-        sockets.push(Arc::downgrade(&socket));
+        let keeps_its_place = Arc::clone(&keeps_its_place);
+        connections.push(Connection { socket: Arc::downgrade(&socket), keeps_its_place });
     }
     shared.counters.connections.fetch_add(1, Ordering::Relaxed);
-    let place = Arc::new(Place { shared: Arc::clone(shared) });
+    let place = Arc::new(Place { shared: Arc::clone(shared), keeps_its_place });
     let living = Living { place, socket: Arc::downgrade(&socket) };
     // When there is no thread to be had the place is given back as the closure is dropped.
     let spawned = thread::Builder::new().name("nbd".into()).spawn(move || {
@@ -280,6 +309,8 @@ fn begin(shared: &Arc<Shared>, socket: Socket) {
 /// A connection's place among those that are allowed: its own as long as it lives, then that of its threads.
 struct Place {
     shared: Arc<Shared>,
+    /// Set once its client has opened an export.
+    keeps_its_place: Arc<AtomicBool>,
 }
 
 impl Drop for Place {
@@ -297,7 +328,7 @@ struct Living {
 impl Drop for Living {
     fn drop(&mut self) {
         let shared = &self.place.shared;
-        shared.sockets().retain(|other| !Weak::ptr_eq(other, &self.socket));
+        shared.connections().retain(|other| !Weak::ptr_eq(&other.socket, &self.socket));
         shared.ended.notify_all();
     }
 }

@@ -52,6 +52,30 @@ fn b60_a_server_that_closes_lets_go_of_what_waits_for_a_base_and_gives_the_disk_
     base.let_through();
 }
 
+/// Clients that open nothing keep nobody out; one that has is not ended for another one.
+///
+/// Spec: C5
+#[test]
+fn b64_who_opens_nothing_keeps_nobody_out() {
+    let source = Gated::closed();
+    source.let_through();
+    let served = server_of(&source, 3);
+    let mut first = served.client_of("gated", true);
+    let mut idle: Vec<UnixStream> = Vec::new();
+    for round in 0..20 {
+        idle.extend((0..3).map(|_| UnixStream::connect(&served.socket).unwrap()));
+        let last = served.client_of("gated", true);
+        drop(last);
+        assert_eq!(first.ask(command::READ, 0, 0..512, &[]), Ok(vec![5; 512]), "{round}");
+    }
+    drop(idle);
+    served.wait_for_connections(1);
+    let _others = [(); 2].map(|()| served.client_of("gated", true));
+    // All have opened something: the next one is sent away.
+    let mut beyond = UnixStream::connect(&served.socket).unwrap();
+    assert_eq!(beyond.read(&mut [0; 64]).unwrap(), 0);
+}
+
 /// A write whose data had not come when the server closed gets no answer.
 ///
 /// Spec: D5
@@ -110,7 +134,7 @@ fn b22_what_a_lost_client_had_asked_a_source_keeps_its_place_until_it_returns_an
         thread::sleep(Duration::from_millis(1));
     }
     drop(client);
-    while !served.server().shared.sockets().is_empty() {
+    while !served.server().shared.connections().is_empty() {
         assert!(Instant::now() < deadline, "its connection has not ended");
         thread::sleep(Duration::from_millis(1));
     }
