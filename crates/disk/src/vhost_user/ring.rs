@@ -28,8 +28,8 @@ use super::split::Split;
 use super::worker;
 use crate::{Disk, DiskError, Epoch, Requester};
 
-/// How long a ring that has no next life waits, behind its deadline, for what this host's disk does: a flush of all that
-/// a slow one has not written yet.
+/// How long a ring that has no next life waits, behind its deadline, for what this host's disk does: a flush of all
+/// that a slow one has not written yet.
 const LOCAL_TIMEOUT: Duration = Duration::from_secs(300);
 /// How often it is looked whether it does something.
 const LOCAL_LOOK: Duration = Duration::from_millis(50);

@@ -71,8 +71,8 @@ fn b8_a_disk_is_opened_where_nothing_can_be_freed() {
     assert!(Disk::check(home.path()).unwrap().is_sound());
 }
 
-/// Where there is no room for another journal's reserve, the one that has one goes on; behind a torn record there must be
-/// another, and it has what there is room for.
+/// Where there is no room for another journal's reserve, the one that has one goes on; behind a torn record there must
+/// be another, and it has what there is room for.
 ///
 /// Spec: L2
 #[test]
