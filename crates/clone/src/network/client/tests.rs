@@ -200,12 +200,15 @@ fn what_is_on_its_way_is_not_sent_twice() {
 #[test]
 fn what_is_hot_is_told_also_over_connections_that_break() {
     let (host, _directory) = host(&[8192 * 64], 43);
-    for wire in [Wire::default(), Wire { breaks_after_bytes: Some(20_000), ..Wire::default() }] {
+    let wires = [Wire::default(), Wire { breaks_after_bytes: Some(20_000), ..Wire::default() }];
+    for (sessions, wire) in (1..).zip(wires) {
         let (origin, _dialler) = open(&host, wire);
         let told = host.runtime.block_on(origin.hot_ranges());
         let hot = HOT.map(|(file, start, end)| (FileNumber(file), ByteRange::from(start..end)));
         assert_eq!(told, hot);
         assert_eq!(host.runtime.block_on(origin.hot_ranges()), hot, "asked again");
+        // Over whichever connection: a session costs its source one query.
+        assert_eq!(host.hot_asked.load(SeqCst), sessions);
     }
 }
 

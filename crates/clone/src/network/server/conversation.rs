@@ -169,10 +169,10 @@ where
                     drop(permit);
                 });
             }
-            // Once a connection: it costs the source a query.
+            // Once a connection: it is a long answer.
             Message::HotWanted if !hot_wanted => {
                 hot_wanted = true;
-                tokio::spawn(send_hot(Arc::clone(sessions), session.id, answers.clone()));
+                tokio::spawn(send_hot(Arc::clone(sessions), Arc::clone(session), answers.clone()));
             }
             Message::Delivered(ranges) => deliver(session, ranges).await,
             Message::KeepAlive => {}
@@ -186,8 +186,8 @@ where
 }
 
 /// Nobody waits for it when the connection is gone.
-async fn send_hot(sessions: Arc<Sessions>, session: SessionId, answers: mpsc::Sender<Message>) {
-    let ranges = sessions.maker().hot(session).await;
+async fn send_hot(sessions: Arc<Sessions>, session: Arc<Session>, answers: mpsc::Sender<Message>) {
+    let ranges = session.hot.get_or_init(|| sessions.maker().hot(session.id)).await;
     for part in ranges.chunks(HOT_RANGES_MAX) {
         if answers.send(Message::Hot { last: false, ranges: part.to_vec() }).await.is_err() {
             return;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 
 use crate::image::{FileNumber, SmallFile};
 use crate::network::image_store::ImageStore;
@@ -92,6 +92,8 @@ pub(super) struct Session {
     pub image_store: Arc<ImageStore>,
     /// Closed when the session is over.
     pub over: watch::Sender<bool>,
+    /// What is hot, found out once: it costs the source a query, and one session has any number of connections.
+    pub hot: OnceCell<Vec<(FileNumber, ByteRange)>>,
     presence: Mutex<Presence>,
 }
 
@@ -176,7 +178,8 @@ impl Sessions {
 
     pub(super) fn insert(&self, id: SessionId, image_store: Arc<ImageStore>) -> Arc<Session> {
         let presence = Mutex::new(Presence { connections: 0, left_at: Instant::now() });
-        let session = Arc::new(Session { id, image_store, over: watch::Sender::new(false), presence });
+        let session =
+            Arc::new(Session { id, image_store, over: watch::Sender::new(false), hot: OnceCell::new(), presence });
         self.lock().insert(id, Arc::clone(&session));
         session
     }

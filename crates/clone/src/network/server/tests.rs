@@ -106,6 +106,8 @@ pub struct SourceHost {
     pub image_store: Arc<ImageStore>,
     pub sessions: Arc<Sessions>,
     pub ended: Arc<Mutex<Vec<Ended>>>,
+    /// How often it was asked of the source what is hot.
+    pub hot_asked: Arc<AtomicUsize>,
 }
 
 /// What is hot on every such host.
@@ -115,6 +117,7 @@ struct Maker {
     manifest: Manifest,
     image_store: Arc<ImageStore>,
     ended: Arc<Mutex<Vec<Ended>>>,
+    hot_asked: Arc<AtomicUsize>,
 }
 
 impl ImageMaker for Maker {
@@ -135,6 +138,7 @@ impl ImageMaker for Maker {
     }
 
     fn hot(&self, _session: SessionId) -> Finding<'_> {
+        self.hot_asked.fetch_add(1, SeqCst);
         Box::pin(async { HOT.map(|(file, start, end)| (FileNumber(file), ByteRange::from(start..end))).to_vec() })
     }
 
@@ -164,10 +168,12 @@ impl SourceHost {
         let origin: Arc<dyn Origin> = Arc::<LiveFiles>::clone(&live);
         let image_store = ImageStore::create(Arc::new(manifest.image.clone()), origin, directory).unwrap();
         let (image_store, ended) = (Arc::new(image_store), Arc::new(Mutex::new(Vec::new())));
-        let maker = Maker { manifest, image_store: Arc::clone(&image_store), ended: Arc::clone(&ended) };
+        let hot_asked = Arc::new(AtomicUsize::new(0));
+        let (maker_ended, maker_hot) = (Arc::clone(&ended), Arc::clone(&hot_asked));
+        let maker = Maker { manifest, image_store: Arc::clone(&image_store), ended: maker_ended, hot_asked: maker_hot };
         let sessions = Arc::new(Sessions::new(Arc::new(maker), lease));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        SourceHost { runtime, live, frozen, image_store, sessions, ended }
+        SourceHost { runtime, live, frozen, image_store, sessions, ended, hot_asked }
     }
 
     /// A way to it over a wire of these qualities.
