@@ -186,7 +186,9 @@ impl Settings {
             "search_path" | "temp_tablespaces" => list_of_identifiers(value),
             _ => vec![value.to_owned()],
         };
-        let values: Vec<String> = values.iter().map(|value| others.quoted(value)).collect();
+        // On its way from one to the other the encoding may be either.
+        let quoted = |value: &String| if self.reads_utf8() { others.quoted(value) } else { quote_in_ascii(value) };
+        let values: Vec<String> = values.iter().map(quoted).collect();
         let local = if local { "LOCAL " } else { "" };
         Some(format!("SET {local}{} TO {}", quote_setting_name(name), values.join(", ")))
     }

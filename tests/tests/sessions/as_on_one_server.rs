@@ -461,6 +461,27 @@ async fn a_setting_beyond_ascii_is_never_another() -> anyhow::Result<()> {
         }
         wire.query("SET client_encoding = 'LATIN1'").await?;
         assert_eq!(wire.query(letters).await?.text_rows(), ["6|252"], "{round}");
+        let at_login = [("options", "-c app.name=gr\u{fc}ner")];
+        let mut back = Wire::connect_with(router, &at_login).await?;
+        for begin in ["SELECT 1", "BEGIN", "BEGIN READ ONLY"] {
+            for reset in ["RESET app.name", "SET app.name TO DEFAULT", "RESET ALL"] {
+                back.query("SET app.name = 'another'").await?;
+                back.query("SET client_encoding = 'LATIN1'").await?;
+                back.query(begin).await?;
+                assert_eq!(back.query(reset).await?.code(), "00000", "{begin}, {reset}");
+                for sql in ["COMMIT", "UPDATE numbers SET value = 1 WHERE id = 1", "SET onecopy.server = 'follower-1'"]
+                {
+                    assert_eq!(back.query(letters).await?.text_rows(), ["6|252"], "{round}, {begin}, {reset}, {sql}");
+                    back.query(sql).await?;
+                }
+                assert_eq!(back.query(letters).await?.text_rows(), ["6|252"], "{round}, {begin}, {reset}");
+                back.query("RESET onecopy.server").await?;
+            }
+        }
+        // What cannot be kept is not kept as something else.
+        back.query("SET client_encoding = 'LATIN1'").await?;
+        assert_eq!(back.query("SET app.name = E'gr\\u00fcn'").await?.code(), "0A000");
+        assert_eq!(back.query(letters).await?.text_rows(), ["6|252"], "{round}");
         for (encoding, value, due) in [("LATIN1", &b"gr\xfcn"[..], "0A000"), ("UTF8", b"gr\xfcn", "22021")] {
             other.query(&format!("SET client_encoding = '{encoding}'")).await?;
             let sql = [b"SET app.name = '", value, b"'"].concat();

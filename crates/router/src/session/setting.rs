@@ -89,7 +89,7 @@ impl Session {
         if !self.settings.has_room_for(name) {
             return Ok(self.too_many_settings());
         }
-        self.set_and_follow(name, text).await
+        self.set_and_follow(name, text, None).await
     }
 
     /// Whether there is a transaction for SET LOCAL; the client is told when there is none.
@@ -127,12 +127,13 @@ impl Session {
         }
     }
 
-    /// Runs SET where it is checked, reads the effective value back, and lets it follow the session.
-    async fn set_and_follow(&mut self, name: &str, text: &str) -> Result<Outcome, SessionEnd> {
+    /// Runs SET where it is checked, reads the effective value back, unless it is known, and lets it follow the
+    /// session.
+    async fn set_and_follow(&mut self, name: &str, text: &str, known: Option<String>) -> Result<Outcome, SessionEnd> {
         // Takes no snapshot: the first query of a transaction does, maybe after it has locked something.
         let read_back = format!("SHOW {}", name.split('.').map(quote_identifier).collect::<Vec<_>>().join("."));
         if self.transaction.is_some() {
-            return self.set_in_transaction(name, text, &read_back).await;
+            return self.set_in_transaction(name, text, &read_back, known).await;
         }
         let (mut backend, reader) = match self.any_backend().await {
             Ok(taken) => taken,
@@ -173,13 +174,15 @@ impl Session {
             self.note_failure();
             return Ok(Outcome::Failed);
         }
-        if let Some(fields) = relayed.own_error {
-            // It is set there, and nobody knows to what: that back end is closed.
-            self.client.output.truncate(start);
-            self.fail(SqlError::from(fields));
-            return Ok(Outcome::Failed);
-        }
-        let value = first_value(relayed.own_rows.last());
+        let value = match effective(relayed, known) {
+            Ok(value) => value,
+            Err(error) => {
+                // It is set there, and nobody knows to what: that back end is closed.
+                self.client.output.truncate(start);
+                self.fail(error);
+                return Ok(Outcome::Failed);
+            }
+        };
         self.note_transaction_default(name, &value);
         // There is room for it.
         let _ = self.settings.set(name, value);
@@ -188,22 +191,29 @@ impl Session {
         Ok(Outcome::Done)
     }
 
-    async fn set_in_transaction(&mut self, name: &str, text: &str, read_back: &str) -> Result<Outcome, SessionEnd> {
+    async fn set_in_transaction(
+        &mut self,
+        name: &str,
+        text: &str,
+        read_back: &str,
+        known: Option<String>,
+    ) -> Result<Outcome, SessionEnd> {
         let start = self.client.output.len();
         if self.run_text_in_transaction(text).await? == Outcome::Failed {
             return Ok(Outcome::Failed);
         }
         self.note_touched([name.to_owned()]);
         let error = match self.ask_in_transaction(read_back).await {
-            Ok(Relayed { own_error: Some(fields), .. }) => SqlError::from(fields),
-            Ok(relayed) => {
-                let value = first_value(relayed.own_rows.last());
-                self.note_transaction_default(name, &value);
-                // There is room for it.
-                let _ = self.settings.set(name, value);
-                self.note_settings_there(self.settings.clone());
-                return Ok(Outcome::Done);
-            }
+            Ok(relayed) => match effective(relayed, known) {
+                Ok(value) => {
+                    self.note_transaction_default(name, &value);
+                    // There is room for it.
+                    let _ = self.settings.set(name, value);
+                    self.note_settings_there(self.settings.clone());
+                    return Ok(Outcome::Done);
+                }
+                Err(error) => error,
+            },
             Err(RelayError::Client(error)) => return Err(error.into()),
             Err(error) => self.server_lost("the server", &error, None),
         };
@@ -238,6 +248,9 @@ impl Session {
         self.statement_ended();
         if result.is_err() {
             transaction.placement = Placement::Lost;
+            self.commits_seen = self.commits_seen.max(self.database.commit_barrier.commits_begun());
+            // Of a session that keeps its back end the next message learns that its state is lost.
+            self.has_state_there |= self.pinned.is_some();
         }
         self.transaction = Some(transaction);
         result
@@ -383,7 +396,10 @@ impl Session {
                 self.run_text_in_transaction(text).await?
             }
             _ if set.is_some() && !self.settings.has_room_for(name) => self.too_many_settings(),
-            _ if set.is_some() => self.set_and_follow(name, text).await?,
+            _ if set.is_some() => {
+                let known = self.settings_at_login.get(name).map(str::to_owned);
+                self.set_and_follow(name, text, known).await?
+            }
             _ => self.reset_to_servers(name, text).await?,
         };
         if outcome == Outcome::Done {
@@ -396,7 +412,8 @@ impl Session {
     async fn reset_to_servers(&mut self, name: &str, text: &str) -> Result<Outcome, SessionEnd> {
         let outcome = match &self.transaction {
             Some(_) => self.run_text_in_transaction(text).await?,
-            None => self.set_and_follow(name, text).await?,
+            // What it is then nobody need know: the session has it no more.
+            None => self.set_and_follow(name, text, Some(String::new())).await?,
         };
         if outcome == Outcome::Done {
             self.note_touched([name.to_owned()]);
@@ -503,6 +520,18 @@ fn replace_tag(output: &mut BytesMut, start: usize, tag: Option<&str>) {
     }
 }
 
+/// What a setting is now, as it was `known` or read back; an error where it cannot be kept.
+fn effective(read_back: Relayed, known: Option<String>) -> Result<String, SqlError> {
+    if let Some(fields) = read_back.own_error {
+        return Err(SqlError::from(fields));
+    }
+    let text = || String::from_utf8(first_bytes(read_back.own_rows.last()).to_vec());
+    known.map_or_else(text, Ok).map_err(|_| {
+        let message = "the value has letters beyond ASCII, and client_encoding is not UTF8: it cannot be kept";
+        SqlError::error(sqlstate::FEATURE_NOT_SUPPORTED, message).hint("SET client_encoding = UTF8 before.")
+    })
+}
+
 /// Of digits that the server wrote.
 fn text_of_hex(digits: &str) -> String {
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
@@ -512,9 +541,13 @@ fn text_of_hex(digits: &str) -> String {
 
 /// The first value of a `DataRow` body.
 pub(super) fn first_value(row: Option<&bytes::Bytes>) -> String {
+    String::from_utf8_lossy(first_bytes(row)).into_owned()
+}
+
+fn first_bytes(row: Option<&bytes::Bytes>) -> &[u8] {
     let value = row.and_then(|row| {
         let length = i32::from_be_bytes(row.get(2..6)?.try_into().ok()?);
         row.get(6..6 + usize::try_from(length).ok()?)
     });
-    String::from_utf8_lossy(value.unwrap_or_default()).into_owned()
+    value.unwrap_or_default()
 }
