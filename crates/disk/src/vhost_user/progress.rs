@@ -58,6 +58,7 @@ pub(super) struct Progress {
     /// Heads that an earlier process had begun.
     resubmit: VecDeque<u16>,
     given_up: Vec<u16>,
+    gives_up: bool,
     under_way: Vec<bool>,
     outstanding: usize,
     /// How many of the last requests taken came from the available ring: the last ones.
@@ -89,6 +90,7 @@ impl Progress {
             counter: 0,
             resubmit: VecDeque::new(),
             given_up: Vec::new(),
+            gives_up: false,
             under_way: vec![false; usize::from(split.size)],
             outstanding: 0,
             taken_available: 0,
@@ -165,8 +167,14 @@ impl Progress {
         Ok(())
     }
 
+    /// Whether they are given up, and what is postponed from now on as well.
+    pub(super) fn gives_up(&self) -> bool {
+        self.gives_up
+    }
+
     /// Gives up all of them: nobody takes them any more, and they want an answer.
     pub(super) fn give_up_taken_before(&mut self) {
+        self.gives_up = true;
         while let Some(head) = self.resubmit.pop_front() {
             // What cannot be marked is no request of this ring.
             if self.mark(head).is_ok() {

@@ -287,6 +287,8 @@ impl Ring {
         if let Run::Running { mut progress, stopping, .. } = std::mem::take(&mut state.run) {
             // Else whoever goes on finds in flight what has no answer.
             if stopping == Some(StopReason::Migrated) {
+                // Its thread may have put some back as it ended.
+                progress.give_up_taken_before();
                 self.give_up(&mut progress, state.call.as_ref());
             }
             state.base = progress.base();
@@ -331,10 +333,12 @@ impl Ring {
             None if *broken || !*enabled || progress.is_full() => return Next::Sleep,
             None => progress.take(heads, limit),
             // No record of what was taken before comes along: it is done here.
-            Some(StopReason::Migrated) if progress.taken_before() > 0 && !*broken => match progress.is_full() {
-                true => return Next::Sleep,
-                false => progress.take_again(heads, limit),
-            },
+            Some(StopReason::Migrated) if progress.taken_before() > 0 && !*broken && !progress.gives_up() => {
+                match progress.is_full() {
+                    true => return Next::Sleep,
+                    false => progress.take_again(heads, limit),
+                }
+            }
             Some(_) => return Next::Stop,
         };
         if let Err(failure) = taken {
@@ -346,6 +350,7 @@ impl Ring {
             self.counters.broken_rings.add(1);
             *broken = true;
             call(error.as_ref());
+            self.fewer.notify_all();
         }
         match heads.is_empty() {
             true => Next::Sleep,
