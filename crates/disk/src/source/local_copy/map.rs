@@ -175,6 +175,20 @@ impl Map {
         self.changed[page].store(false, Ordering::Release);
     }
 
+    /// Takes back what differs from the file. What was found wrong stays absent, whatever the file says of it.
+    fn forget_changes(&self, page: usize) {
+        let bytes = self.read_page(page).ok().flatten().unwrap_or([0; PAGE_BYTES]);
+        let first = page * ENTRIES_PER_PAGE;
+        let here = first..(first + ENTRIES_PER_PAGE).min(self.entries.len());
+        for (cluster, entry) in here.zip(bytes.as_chunks::<4>().0) {
+            let durable = Cluster::of(u32::from_le_bytes(*entry));
+            if self.get(cluster as u64) != durable {
+                self.put(cluster as u64, Cluster::Absent);
+            }
+        }
+        self.changed[page].store(false, Ordering::Release);
+    }
+
     /// Takes what the copy's writer has made durable since this was opened, as far as it is told beside a cluster.
     /// Whether the copy was finished before: then what is not here now never comes.
     pub(super) fn look_again(&self, cluster: u64) -> io::Result<bool> {
@@ -234,12 +248,8 @@ impl Map {
     pub(super) fn set(&self, cluster: u64, state: Cluster) {
         self.put(cluster, state);
         // Behind that: either this finds the map frozen, or the one that freezes it finds the entry.
-        if self.is_frozen() && state != Cluster::Absent {
-            // Unreadable, too: then it is known to nobody.
-            let known = self.load(cluster as usize / ENTRIES_PER_PAGE);
-            if known.is_err() {
-                self.put(cluster, Cluster::Absent);
-            }
+        if self.is_frozen() {
+            self.put(cluster, Cluster::Absent);
         }
     }
 
@@ -287,9 +297,7 @@ impl Map {
         write().inspect_err(|_| {
             self.is_frozen.store(true, Ordering::SeqCst);
             for page in 0..self.changed.len() {
-                if self.load(page).is_err() {
-                    self.take(page, &[0; PAGE_BYTES]);
-                }
+                self.forget_changes(page);
             }
         })
     }
@@ -392,9 +400,13 @@ mod tests {
         let path = made(directory.path(), 1 << 30);
         let map = Map::open(&path, true).unwrap().unwrap();
         let (durable, meanwhile, later) = (3, 2 * ENTRIES_PER_PAGE as u64, 4 * ENTRIES_PER_PAGE as u64);
+        let wrong = durable + 1;
         map.set(durable, Cluster::Zero);
+        map.set(wrong, Cluster::Here(77));
         map.persist(|| Ok(())).unwrap();
-        map.set(4, Cluster::Zero);
+        // It is not what came: its copy is damaged.
+        map.set(wrong, Cluster::Absent);
+        map.set(6, Cluster::Zero);
         let fails = || {
             map.set(meanwhile, Cluster::Zero);
             Err(io::Error::from_raw_os_error(libc::EIO))
@@ -402,7 +414,7 @@ mod tests {
         assert!(map.persist(fails).is_err());
         map.set(later, Cluster::Zero);
         map.set(5, Cluster::Zero);
-        for cluster in [4, 5, meanwhile, later] {
+        for cluster in [wrong, 5, 6, meanwhile, later] {
             assert_eq!(map.get(cluster), Cluster::Absent, "{cluster}");
         }
         assert_eq!((map.get(durable), map.done_bytes()), (Cluster::Zero, CLUSTER_BYTES));
