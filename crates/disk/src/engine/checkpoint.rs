@@ -15,7 +15,7 @@ use crate::format::journal;
 use crate::format::load::{journal_name, map_name, numbers, recent_name};
 use crate::format::recent;
 use crate::map::Roots;
-use crate::storage::Folder;
+use crate::storage::{Folder, StoredFile};
 
 /// The journal may always grow to this.
 const JOURNAL_BYTES_MIN: u64 = 16 << 20;
@@ -112,13 +112,25 @@ impl Core {
         let journal = self.folder.create_file(&new)?;
         let head = journal::head(self.identity, number, checkpoint.next_sequence);
         let (end, mut reserved) = (head.len() as u64, head.len() as u64 + RESERVE_BYTES);
-        match journal.write_at(0, &head).and_then(|()| journal.reserve(end, RESERVE_BYTES)) {
+        let reserve =
+            |journal: &StoredFile| journal.write_at(0, &head).and_then(|()| journal.reserve(end, RESERVE_BYTES));
+        let has_room = match reserve(&journal) {
+            // What the old one keeps ahead may be all that there is.
+            Err(DiskError::Full) if committer.journal.set_len(committer.end).is_ok() => {
+                committer.reserved = committer.end;
+                reserve(&journal)
+            }
+            tried => tried,
+        };
+        match has_room {
             Ok(()) => {}
             Err(DiskError::Full) if is_needed => reserved = end,
             Err(error) => {
                 if let Err(error) = self.folder.remove(&new) {
                     tracing::warn!(%error, "an unfinished journal stays until the next one is begun");
                 }
+                // Somebody else may have taken it: then a flush may find none.
+                let _ = self.reserve(&mut committer, 0);
                 return Err(error);
             }
         }

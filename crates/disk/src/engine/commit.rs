@@ -123,7 +123,7 @@ impl Core {
     }
 
     /// Keeps space ahead of the journal's end. Without it a flush may fail with [`DiskError::Full`], but loses nothing.
-    fn reserve(&self, committer: &mut Committer, bytes: u64) -> Result<(), DiskError> {
+    pub(super) fn reserve(&self, committer: &mut Committer, bytes: u64) -> Result<(), DiskError> {
         let needed = committer.end + bytes;
         if committer.reserved >= needed + RESERVE_BYTES_LOW {
             return Ok(());
