@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,8 +20,10 @@ const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(20);
 pub(super) fn serve(place: &Arc<Place>, socket: Arc<Socket>) -> io::Result<()> {
     let shared = &place.shared;
     socket.set_deadline(Some(Instant::now() + NEGOTIATION_TIMEOUT))?;
-    let Some((stream, agreement)) = negotiation::negotiate(shared, Stream::plain(socket))? else { return Ok(()) };
-    place.keeps_its_place.store(true, Ordering::Release);
+    let Some((stream, agreement)) = negotiation::negotiate(shared, Stream::plain(socket), &place.keeps_its_place)?
+    else {
+        return Ok(());
+    };
     let Stream { mut incoming, outgoing, socket, .. } = stream;
     socket.set_deadline(None)?;
     let replies = Arc::new(Replies::new(outgoing, socket, agreement.is_structured, &shared.budget));

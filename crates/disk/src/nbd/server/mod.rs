@@ -104,8 +104,10 @@ struct Shared {
 /// A connection, as the server knows it.
 struct Connection {
     socket: Weak<Socket>,
-    /// It has opened an export, or makes room for another one already.
+    /// It has shown a certificate, or opens an export where none is wanted.
     keeps_its_place: Arc<AtomicBool>,
+    /// It was ended to make room, and gives its place back in a moment.
+    is_ending: bool,
 }
 
 impl Shared {
@@ -119,15 +121,15 @@ impl Shared {
         }
     }
 
-    /// A place for one more. When there is none, the connection that has negotiated for longest without opening
-    /// anything is ended: who says nothing keeps nobody out.
-    fn take_place(&self, connections: &[Connection]) -> bool {
-        let (taken, max) = (self.places.load(Ordering::Acquire), self.connections_max as u64);
-        if taken >= max {
-            let mut negotiating = connections.iter().filter(|one| !one.keeps_its_place.load(Ordering::Acquire));
-            // Those that were ended need a moment to give their places back.
-            let Some(oldest) = negotiating.next().filter(|_| taken < max + ENDING_MAX) else { return false };
-            oldest.keeps_its_place.store(true, Ordering::Release);
+    /// A place for one more. When there is none, the connection that has negotiated for longest without showing who it
+    /// is is ended: who says nothing keeps nobody out.
+    fn take_place(&self, connections: &mut [Connection]) -> bool {
+        let ending = connections.iter().filter(|one| one.is_ending).count() as u64;
+        if self.places.load(Ordering::Acquire) >= self.connections_max as u64 + ending {
+            let is_stranger = |one: &&mut Connection| !one.is_ending && !one.keeps_its_place.load(Ordering::Acquire);
+            let oldest = connections.iter_mut().find(is_stranger).filter(|_| ending < ENDING_MAX);
+            let Some(oldest) = oldest else { return false };
+            oldest.is_ending = true;
             if let Some(socket) = oldest.socket.upgrade() {
                 socket.shutdown(Shutdown::Both);
             }
@@ -283,20 +285,23 @@ fn begin(shared: &Arc<Shared>, socket: Socket) {
     let (socket, keeps_its_place) = (Arc::new(socket), Arc::new(AtomicBool::new(false)));
     {
         let mut connections = shared.connections();
-        if !shared.take_place(&connections) {
+        if !shared.take_place(&mut connections) {
             debug!(connections_max = shared.connections_max, "one NBD client too many");
             return;
         }
         let keeps_its_place = Arc::clone(&keeps_its_place);
-        connections.push(Connection { socket: Arc::downgrade(&socket), keeps_its_place });
+        connections.push(Connection { socket: Arc::downgrade(&socket), keeps_its_place, is_ending: false });
     }
     shared.counters.connections.fetch_add(1, Ordering::Relaxed);
     let place = Arc::new(Place { shared: Arc::clone(shared), keeps_its_place });
-    let living = Living { place, socket: Arc::downgrade(&socket) };
+    let living =
+        Living { shared: Arc::clone(shared), place: Some(Arc::clone(&place)), socket: Arc::downgrade(&socket) };
     // When there is no thread to be had the place is given back as the closure is dropped.
     let spawned = thread::Builder::new().name("nbd".into()).spawn(move || {
-        let living = living;
-        match connection::serve(&living.place, socket) {
+        let _living = living;
+        let served = connection::serve(&place, socket);
+        drop(place);
+        match served {
             Ok(()) => debug!("an NBD client left"),
             Err(error) => debug!(%error, "an NBD client was lost"),
         }
@@ -321,13 +326,17 @@ impl Drop for Place {
 
 /// A connection that lives: its end is waited for when the server closes.
 struct Living {
-    place: Arc<Place>,
+    shared: Arc<Shared>,
+    /// Until it has ended.
+    place: Option<Arc<Place>>,
     socket: Weak<Socket>,
 }
 
 impl Drop for Living {
     fn drop(&mut self) {
-        let shared = &self.place.shared;
+        // First: a connection that has gone from the list holds no place.
+        drop(self.place.take());
+        let shared = &self.shared;
         shared.connections().retain(|other| !Weak::ptr_eq(&other.socket, &self.socket));
         shared.ended.notify_all();
     }

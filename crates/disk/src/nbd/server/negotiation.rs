@@ -6,6 +6,7 @@
 //! ```
 
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Shared;
 use super::exports::{Content, Export, ExportInformation};
@@ -52,7 +53,14 @@ enum Next {
 }
 
 /// Negotiates; none when the client left without opening an export.
-pub(super) fn negotiate(shared: &Shared, mut stream: Stream) -> io::Result<Option<(Stream, Agreement)>> {
+///
+/// A client keeps its place from when it has shown a certificate, or, where none is wanted, from when it opens an
+/// export.
+pub(super) fn negotiate(
+    shared: &Shared,
+    mut stream: Stream,
+    keeps_its_place: &AtomicBool,
+) -> io::Result<Option<(Stream, Agreement)>> {
     stream.outgoing.write_all(&greeting())?;
     let flags = u32::from_be_bytes(stream.array()?);
     if flags & !u32::from(FIXED_NEWSTYLE | NO_ZEROES) != 0 {
@@ -62,6 +70,8 @@ pub(super) fn negotiate(shared: &Shared, mut stream: Stream) -> io::Result<Optio
     for _ in 0..OPTIONS_MAX {
         let header = OptionHeader::parse(&stream.array()?)?;
         let data = stream.data(header.length, OPTION_BYTES_MAX)?;
+        let opens = matches!(header.option, option::GO | option::EXPORT_NAME);
+        keeps_its_place.store(stream.is_encrypted || opens && shared.tls.is_none(), Ordering::Release);
         match answer_option(shared, &mut stream, &mut chosen, header.option, &data)? {
             Next::Option => {}
             Next::Encrypt => {

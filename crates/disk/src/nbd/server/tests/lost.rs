@@ -61,15 +61,13 @@ fn b64_who_opens_nothing_keeps_nobody_out() {
     source.let_through();
     let served = server_of(&source, 3);
     let mut first = served.client_of("gated", true);
-    let mut idle: Vec<UnixStream> = Vec::new();
     for round in 0..20 {
-        idle.extend((0..3).map(|_| UnixStream::connect(&served.socket).unwrap()));
+        let idle = [(); 3].map(|()| UnixStream::connect(&served.socket).unwrap());
         let last = served.client_of("gated", true);
-        drop(last);
         assert_eq!(first.ask(command::READ, 0, 0..512, &[]), Ok(vec![5; 512]), "{round}");
+        drop((idle, last));
+        served.wait_for_connections(1);
     }
-    drop(idle);
-    served.wait_for_connections(1);
     let _others = [(); 2].map(|()| served.client_of("gated", true));
     // All have opened something: the next one is sent away.
     let mut beyond = UnixStream::connect(&served.socket).unwrap();
