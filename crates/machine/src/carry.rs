@@ -27,8 +27,8 @@ async fn carry_and_linger(one: impl AsyncRead + AsyncWrite, other: impl AsyncRea
             failed.notify_one();
         }
     };
-    let there = async { note(carry_to_end(one_from, other_to).await) };
-    let back = async { note(carry_to_end(other_from, one_to).await) };
+    let there = carry_to_end(one_from, other_to, note);
+    let back = carry_to_end(other_from, one_to, note);
     let lingers = async {
         failed.notified().await;
         tokio::time::sleep(linger).await;
@@ -39,10 +39,10 @@ async fn carry_and_linger(one: impl AsyncRead + AsyncWrite, other: impl AsyncRea
     }
 }
 
-async fn carry_to_end(from: impl AsyncRead, to: impl AsyncWrite) -> io::Result<()> {
+async fn carry_to_end(from: impl AsyncRead, to: impl AsyncWrite, note: impl Fn(io::Result<()>)) {
     let (mut from, mut to) = (std::pin::pin!(from), std::pin::pin!(to));
     let mut bytes = vec![0; CARRIED_BYTES];
-    let ended = async {
+    let ended: io::Result<()> = async {
         loop {
             match from.read(&mut bytes).await? {
                 0 => return Ok(()),
@@ -52,9 +52,10 @@ async fn carry_to_end(from: impl AsyncRead, to: impl AsyncWrite) -> io::Result<(
         }
     }
     .await;
+    // Before anything else that may wait.
+    note(ended);
     // However it has ended, the other side hears that nothing more comes.
-    let shut = to.shutdown().await;
-    ended.and(shut)
+    note(to.shutdown().await);
 }
 
 #[cfg(test)]
