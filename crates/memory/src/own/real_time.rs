@@ -2,26 +2,35 @@
 //! interrupted by a signal, and in which none of its own memory has to be read from disk first.
 
 use std::mem::MaybeUninit;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::mm::{MlockAllFlags, mlockall, munlockall};
 
 /// The lowest real-time priority: above all ordinary processes, below all that others have made real-time.
 const PRIORITY: libc::c_int = 1;
 
-/// Keeps what this process uses in RAM, until it is dropped.
+/// How many keep this process' memory in RAM: the kernel knows only whether it is kept.
+static KEEPERS: Mutex<usize> = Mutex::new(0);
+
+/// Keeps what this process uses in RAM, until it and all others are dropped.
 pub(super) struct LockedMemory(bool);
 
 impl LockedMemory {
     /// Begins. Not possible without root or with a limit on locked memory: then it does nothing.
     pub fn begin() -> LockedMemory {
+        let mut keepers = KEEPERS.lock().unwrap_or_else(PoisonError::into_inner);
         // Only what is there or is touched: nothing is brought in for it.
-        LockedMemory(mlockall(MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT).is_ok())
+        let is_kept = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT).is_ok();
+        *keepers += usize::from(is_kept);
+        LockedMemory(is_kept)
     }
 }
 
 impl Drop for LockedMemory {
     fn drop(&mut self) {
-        if self.0 {
+        let mut keepers = KEEPERS.lock().unwrap_or_else(PoisonError::into_inner);
+        *keepers -= usize::from(self.0);
+        if self.0 && *keepers == 0 {
             let _ = munlockall();
         }
     }
@@ -97,6 +106,21 @@ mod tests {
     fn blocked_signals() -> String {
         let status = std::fs::read_to_string("/proc/thread-self/status").expect("read");
         status.lines().find_map(|line| line.strip_prefix("SigBlk:\t")).expect("a line").to_owned()
+    }
+
+    #[test]
+    fn memory_is_kept_until_the_last_one_ends() {
+        let locked = || {
+            let status = std::fs::read_to_string("/proc/self/status").expect("read");
+            status.lines().find_map(|line| line.strip_prefix("VmLck:")).is_some_and(|rest| !rest.contains(" 0 kB"))
+        };
+        let (first, second) = (LockedMemory::begin(), LockedMemory::begin());
+        assert_eq!(locked(), first.0);
+        let was_kept = second.0;
+        drop(first);
+        assert_eq!(locked(), was_kept);
+        drop(second);
+        assert!(!locked());
     }
 
     #[test]
