@@ -21,6 +21,7 @@
 #include "postgres.h"
 
 #include "clock_sweep.h"
+#include "miscadmin.h"
 #include "portability/instr_time.h"
 #include "storage/shmem.h"
 
@@ -75,6 +76,7 @@ void
 onecopy_clock_sweep_attach(void)
 {
 	MemoryContext context = CurrentMemoryContext;
+	volatile uint32 holdoffs = InterruptHoldoffCount;
 
 	control = NULL;
 	PG_TRY();
@@ -91,6 +93,8 @@ onecopy_clock_sweep_attach(void)
 	{
 		MemoryContextSwitchTo(context);
 		FlushErrorState();
+		/* The error has reset it, and the caller holds a lock. */
+		InterruptHoldoffCount = holdoffs;
 	}
 	PG_END_TRY();
 	if (control == NULL)
