@@ -314,7 +314,7 @@ fn begin(shared: &Arc<Shared>, socket: Socket) {
 /// A connection's place among those that are allowed: its own as long as it lives, then that of its threads.
 struct Place {
     shared: Arc<Shared>,
-    /// Set once its client has opened an export.
+    /// Its client has shown a certificate, or opens an export where none is wanted.
     keeps_its_place: Arc<AtomicBool>,
 }
 
