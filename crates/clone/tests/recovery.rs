@@ -266,7 +266,7 @@ async fn k26_a_slot_that_is_there_is_neither_replaced_nor_dropped() {
         ("SELECT pg_create_logical_replication_slot('clone', 'pgoutput')", false),
     ];
     for (make, is_physical) in made {
-        let client = execute(&source, make).await;
+        execute(&source, make).await;
         let copy = Copy { binaries: source.options().binaries.clone() };
         let refusals = [
             check_free(&plan.source, &plan.slot).await.expect_err("it is there"),
@@ -280,7 +280,7 @@ async fn k26_a_slot_that_is_there_is_neither_replaced_nor_dropped() {
         assert!(!plan.target.exists());
         assert_eq!(slots(&source).await, ["clone"]);
         // No clone's slot is for logical replication, whatever a list of clones says.
-        onecopy_clone::recovery::slot::drop(&client, "clone").await.expect("looked for");
+        onecopy_clone::recovery::slot::drop(&source.socket_connection(), "clone").await;
         assert_eq!(slots(&source).await.is_empty(), is_physical);
     }
 }
@@ -347,8 +347,8 @@ async fn a_slot_is_watched_until_it_is_of_no_use() {
     }
     let lost = reason(watch(&client, &name, 1 << 40).await.expect("watched"));
     assert!(lost.contains("max_slot_wal_keep_size"), "{lost}");
-    onecopy_clone::recovery::slot::drop(&client, &name).await.expect("dropped");
-    onecopy_clone::recovery::slot::drop(&client, &name).await.expect("dropped already");
+    onecopy_clone::recovery::slot::drop(&source.socket_connection(), &name).await;
+    onecopy_clone::recovery::slot::drop(&source.socket_connection(), &name).await;
     let dropped = reason(watch(&client, &name, 1 << 40).await.expect("watched"));
     assert!(dropped.contains("was dropped"), "{dropped}");
 }
@@ -384,11 +384,8 @@ async fn a_slot_that_the_dead_were_making_is_dropped_when_it_is_there() {
     let source = primary(directory.path(), &Settings::new()).await;
     let dead = source.socket_connection().connect_as_client().await.expect("connected");
     claim(&dead, "clone").await.expect("claimed");
-    let successor = source.socket_connection().connect_as_client().await.expect("connected");
-    let dropping = tokio::spawn(async move {
-        claim(&successor, "clone").await.expect("claimed");
-        onecopy_clone::recovery::slot::drop(&successor, "clone").await.expect("dropped");
-    });
+    let connection = source.socket_connection();
+    let dropping = tokio::spawn(async move { onecopy_clone::recovery::slot::drop(&connection, "clone").await });
     // Its last statement comes to its end although nobody waits for it.
     dead.execute("SELECT pg_create_physical_replication_slot('clone', true)", &[]).await.expect("made");
     assert!(!dropping.is_finished());

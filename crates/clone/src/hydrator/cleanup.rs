@@ -8,11 +8,13 @@ use std::path::PathBuf;
 
 use onecopy_postgres::ConnectionParameters;
 use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
 
-use super::ending::{self, Remains};
+use super::ending::{self, Remains, Removal};
 use super::record::Record;
 use crate::CloneError;
 use crate::keeper::KeptFiles;
+use crate::recovery::slot;
 use crate::service::Rendezvous;
 use crate::target::{Marker, Owner, remove_unmarked};
 
@@ -42,62 +44,73 @@ pub struct Unfinished {
 /// The first that could not be removed or let go; the others are.
 pub async fn clean_up_records(rendezvous: &Rendezvous, kept: &KeptFiles) -> Result<(), CloneError> {
     let mut outcome = Ok(());
+    // A source that cannot be reached is waited for once, not once a clone.
+    let mut removals = JoinSet::new();
     for Record { number, plan, elsewhere, made } in Record::all(kept) {
         if made.is_some() && ending::is_whole(&plan.target) {
             outcome = outcome.and(ending::let_go_of_whole(kept, number).await);
             continue;
         }
         tracing::error!(target = %plan.target.display(), "a clone that cannot become whole is removed");
-        let removed = ending::remove(Remains::of(&plan, rendezvous), None).await;
-        if elsewhere.is_none() {
-            ending::drop_slot(&plan.source.connection, &plan.slot).await;
-        }
-        outcome = outcome.and(removed.map(drop));
+        let remains = Remains::of(&plan, rendezvous);
+        removals.spawn(async move {
+            let removed = ending::remove(remains, None).await;
+            if elsewhere.is_none() {
+                slot::drop(&plan.source.connection, &plan.slot).await;
+            }
+            removed.map(drop)
+        });
     }
-    outcome
+    removals.join_all().await.into_iter().fold(outcome, Result::and)
 }
 
 /// Removes what the list in the service's directory names, but these: only directories with a marker of this very
 /// service, and those that its end left without anything in them. Only the list says which slot is dropped, and where:
 /// the markers are in directories of PostgreSQL's account.
 ///
-/// # Errors
-/// The first that could not be removed; the others are.
-pub async fn clean_up_targets(rendezvous: &Rendezvous, but: &[PathBuf]) -> Result<(), CloneError> {
-    let mut outcome = Ok(());
-    for unfinished in read_targets(rendezvous) {
-        if !but.contains(&unfinished.target) {
-            let cleaned_up = clean_up_target(rendezvous, unfinished).await;
-            outcome = outcome.and(cleaned_up);
-        }
+/// Returns those that could not be removed, and why.
+pub async fn clean_up_targets(rendezvous: &Rendezvous, but: &[PathBuf]) -> Vec<(Unfinished, CloneError)> {
+    let mut removals = JoinSet::new();
+    for unfinished in read_targets(rendezvous).into_iter().filter(|unfinished| !but.contains(&unfinished.target)) {
+        let rendezvous = rendezvous.clone();
+        removals.spawn(async move { clean_up_target(&rendezvous, unfinished).await });
     }
-    outcome
+    removals.join_all().await.into_iter().filter_map(Result::err).collect()
 }
 
-async fn clean_up_target(rendezvous: &Rendezvous, unfinished: Unfinished) -> Result<(), CloneError> {
-    let Unfinished { target, tablespaces, source, slot } = unfinished;
-    let marker = match Marker::owner(&target, rendezvous.directory())? {
-        Owner::Service => Marker::read(&target)?,
-        Owner::Nobody => None,
-        Owner::Other => return Ok(()),
+async fn clean_up_target(rendezvous: &Rendezvous, unfinished: Unfinished) -> Result<(), (Unfinished, CloneError)> {
+    let owner = Marker::owner(&unfinished.target, rendezvous.directory());
+    let marker = owner.and_then(|owner| match owner {
+        Owner::Service => Marker::read(&unfinished.target).map(Some),
+        Owner::Nobody => Ok(Some(None)),
+        Owner::Other => Ok(None),
+    });
+    let marker = match marker {
+        Ok(Some(marker)) => marker,
+        Ok(None) => return Ok(()),
+        // It may be whole: then its slot is its server's.
+        Err(error) => return Err((unfinished, error)),
     };
+    let Unfinished { target, tablespaces, source, slot } = unfinished;
     let removed = match marker {
         Some(marker) => {
             tracing::error!(target = %target.display(), "a clone that was left behind is removed");
             let Marker { user_name, service_directory, .. } = marker;
             let has_planned_tablespaces = tablespaces.is_some();
-            let tablespaces = tablespaces.unwrap_or(marker.tablespaces);
-            let directory = target;
+            let (directory, tablespaces) = (target.clone(), tablespaces.clone().unwrap_or(marker.tablespaces));
             let remains = Remains { directory, tablespaces, has_planned_tablespaces, user_name, service_directory };
-            ending::remove(remains, None).await.map(drop)
+            ending::remove(remains, None).await
         }
-        // Its slot is made while its directory is, and dropped after that has gone.
-        None => remove_unmarked(&target),
+        None => remove_unmarked(&target).map(|()| Removal::Gone),
     };
-    if let Some((source, slot)) = source.zip(slot) {
-        ending::drop_slot(&source, &slot).await;
+    // Its slot is made while its directory is, and dropped after that has gone.
+    if let Some((source, slot)) = source.zip(slot)
+        && !matches!(removed, Ok(Removal::NotOurs))
+    {
+        slot::drop(&source, &slot).await;
     }
-    removed
+    // Not to be dropped again: somebody else may have made one of this name by then.
+    removed.map(drop).map_err(|error| (Unfinished { target, tablespaces, source: None, slot: None }, error))
 }
 
 /// Writes the list; that it cannot be written is only logged: it serves a case that two kills must come together for.
@@ -213,7 +226,7 @@ mod tests {
             slot,
         };
         write_targets(&rendezvous, &[unfinished(&listed, None)]);
-        clean_up_targets(&rendezvous, &[]).await.unwrap();
+        assert!(clean_up_targets(&rendezvous, &[]).await.is_empty());
         assert!(!listed.target.exists() && !trap.has_caught(), "the marker's slot is believed");
         // Those of this host's sources are still told, or the test would show nothing.
         let here = marked(directory.path(), "here", trap.port(), &service).await;
@@ -225,7 +238,7 @@ mod tests {
             }
         });
         caught.await.expect("somebody comes");
-        cleaned_up.await.unwrap().unwrap();
+        assert!(cleaned_up.await.unwrap().is_empty());
         assert!(!here.target.exists());
     }
 }

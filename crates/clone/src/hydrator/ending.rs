@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onecopy_postgres::{ConnectionParameters, ServiceUser, kill_processes_of, processes_of};
+use onecopy_postgres::{ServiceUser, kill_processes_of, processes_of};
 
 use super::Hydrator;
 use super::clone_job::{CloneJob, Running};
@@ -24,10 +24,6 @@ const LINGER: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 500 }
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often it is looked whether it has.
 const KILL_INTERVAL: Duration = Duration::from_millis(10);
-/// The source lets go of a killed standby's slot within this.
-const SLOT_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often it is tried.
-const SLOT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Makes a filled clone an ordinary directory, of which nothing here knows any more.
 pub async fn finish(hydrator: Arc<Hydrator>, clone: Arc<CloneJob>) {
@@ -86,7 +82,7 @@ pub async fn discard(hydrator: Arc<Hydrator>, clone: Arc<CloneJob>, reason: Stri
     }
     // On another host it is dropped there when the image's session is over.
     if !is_whole && clone.elsewhere.is_none() && clone.may_have_slot() {
-        drop_slot(&clone.plan.source.connection, &clone.plan.slot).await;
+        slot::drop(&clone.plan.source.connection, &clone.plan.slot).await;
     }
     hydrator.forget(&clone);
     if is_whole {
@@ -203,28 +199,6 @@ fn kill_server(data_directory: &Path, user: &ServiceUser) -> Result<(), CloneErr
             return Err(CloneError::CannotClone { path: data_directory.to_owned(), reason });
         }
         std::thread::sleep(KILL_INTERVAL);
-    }
-}
-
-/// Drops a slot; the source may need a moment to notice that its standby is gone. A slot that stays is named in the
-/// log.
-pub async fn drop_slot(source: &ConnectionParameters, name: &str) {
-    let begin = Instant::now();
-    let client = match source.connect().await {
-        Ok(client) => client,
-        Err(error) => {
-            return tracing::warn!(slot = name, %error, "the source cannot be told to drop a replication slot");
-        }
-    };
-    // Of a hydrator that was killed just then the server may still be making it.
-    if let Err(error) = slot::claim(&client, name).await {
-        tracing::warn!(slot = name, %error, "a replication slot may be left");
-    }
-    while let Err(error) = slot::drop(&client, name).await {
-        if begin.elapsed() > SLOT_TIMEOUT || client.is_closed() {
-            return tracing::warn!(slot = name, %error, "a replication slot is left");
-        }
-        tokio::time::sleep(SLOT_INTERVAL).await;
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use onecopy_postgres::ConnectionParameters;
 
-use super::ending::{blocking, drop_slot};
+use super::ending::blocking;
 use super::filling::HOT_TIMEOUT;
 use super::making::{OTHER_FREEZE_INTERVAL, OTHER_FREEZE_TIMEOUT};
 use super::{Hydrator, lock};
@@ -114,7 +114,7 @@ impl Images {
     ) {
         let (lingering, hydrator) = (hydrator.linger(), Arc::clone(hydrator));
         tokio::spawn(async move {
-            drop_slot(&connection, &slot).await;
+            slot::drop(&connection, &slot).await;
             kept::forget(&hydrator, number);
             drop((slot_name, lingering));
         });
@@ -152,7 +152,7 @@ impl Images {
             }
             Err(error) => {
                 // Also when the recovery's end has dropped it already.
-                drop_slot(&server.connection, &plan.slot).await;
+                slot::drop(&server.connection, &plan.slot).await;
                 kept::forget(&hydrator, number);
                 Err(error)
             }

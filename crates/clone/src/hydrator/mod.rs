@@ -64,6 +64,8 @@ pub struct Hydrator {
     keeper_client: KeeperClient,
     journal: Arc<Journal>,
     clones: Mutex<Vec<Arc<CloneJob>>>,
+    /// What services before this one left and could not be removed.
+    left: Mutex<Vec<Unfinished>>,
     next_number: AtomicU64,
     orders: Mutex<VecDeque<Order>>,
     ordered: Notify,
@@ -109,7 +111,8 @@ pub fn clean_up(directory: PathBuf, channel: Channel) -> Result<(), CloneError> 
         images::clean_up(&kept).await;
         let recorded: Vec<_> = record::Record::all(&kept).into_iter().map(|record| record.plan.target).collect();
         cleanup::clean_up_records(&rendezvous, &kept).await?;
-        cleanup::clean_up_targets(&rendezvous, &recorded).await?;
+        let left = cleanup::clean_up_targets(&rendezvous, &recorded).await;
+        left.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))?;
         rendezvous.remove()
     })
 }
@@ -153,6 +156,10 @@ async fn serve(rendezvous: Rendezvous, keeper_client: KeeperClient, kept: KeptFi
     server::serve(&hydrator, listener).await;
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
     drop(lock(&hydrator.source).take());
+    if !lock(&hydrator.left).is_empty() {
+        tracing::warn!("nothing more can be done: what is left is in the list for the next service");
+        return Ok(());
+    }
     tracing::info!("nothing is left to do");
     hydrator.rendezvous.remove()
 }
@@ -169,6 +176,7 @@ impl Hydrator {
                 keeper_client,
                 journal: Arc::new(journal),
                 clones: Mutex::default(),
+                left: Mutex::default(),
                 next_number: AtomicU64::new(1),
                 orders: Mutex::default(),
                 ordered: Notify::new(),
@@ -315,6 +323,7 @@ impl Hydrator {
             Unfinished { target, tablespaces, source: None, slot: None }
         };
         targets.extend(lock(&self.spare).directory().map(prepared));
+        targets.extend(lock(&self.left).iter().cloned());
         cleanup::write_targets(&self.rendezvous, &targets);
     }
 

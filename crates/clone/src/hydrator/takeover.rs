@@ -91,8 +91,13 @@ pub async fn take_over(hydrator: &Arc<Hydrator>, kept: &KeptFiles) -> Result<(),
         clone.set_over(CloneState::Whole, FillProgress::default());
         hydrator.forget(&clone);
     }
+    // In the background: a source that starts is waited for, and others want to be answered meanwhile.
     for (clone, reason) in lost {
-        ending::discard(Arc::clone(hydrator), clone, reason).await;
+        let (lingering, hydrator) = (hydrator.linger(), Arc::clone(hydrator));
+        tokio::spawn(async move {
+            ending::discard(hydrator, clone, reason).await;
+            drop(lingering);
+        });
     }
     if kept.contains_key(SPARE_KEPT) {
         // The prepared directory itself is made anew: which of its files are still as they were is not known.
@@ -100,8 +105,14 @@ pub async fn take_over(hydrator: &Arc<Hydrator>, kept: &KeptFiles) -> Result<(),
         hydrator.set_spare(Some(wanted))?;
     }
     let living: Vec<_> = hydrator.clones().iter().map(|clone| clone.plan.target.clone()).collect();
-    if let Err(error) = cleanup::clean_up_targets(&hydrator.rendezvous, &living).await {
-        tracing::error!(%error, "something that was left behind could not be removed");
+    let left = cleanup::clean_up_targets(&hydrator.rendezvous, &living).await;
+    for (unfinished, error) in left {
+        tracing::error!(
+            target = %unfinished.target.display(),
+            %error,
+            "left behind, and cannot be removed: the next service tries again"
+        );
+        lock(&hydrator.left).push(unfinished);
     }
     hydrator.write_targets();
     Ok(())

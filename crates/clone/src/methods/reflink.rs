@@ -84,7 +84,7 @@ async fn make(plans: &[Plan], report: Report<'_>) -> Vec<Result<PreparedClone, C
             Err(error) => Err(error),
         };
         if completed.is_err() {
-            drop_slot(plan).await;
+            slot::drop(&plan.source.connection, &plan.slot).await;
         }
         results.push(completed.map(|bytes| {
             report(plan, Progress { done_bytes: bytes, total_bytes: bytes });
@@ -177,12 +177,6 @@ async fn complete(plan: &Plan, point: Arc<RecoveryPoint>) -> Result<(), CloneErr
 fn discard(plan: &Plan) {
     if let Err(error) = CloneLocation::of(plan).and_then(|location| remove(&location)) {
         tracing::warn!(target_directory = %plan.target.display(), %error, "an incomplete clone is left");
-    }
-}
-
-async fn drop_slot(plan: &Plan) {
-    if let Err(error) = slot::drop_on(&plan.source, &plan.slot).await {
-        tracing::warn!(slot = %plan.slot, %error, "a replication slot is left");
     }
 }
 

@@ -54,7 +54,7 @@ pub async fn begin_around(
     let mode = facts.mode(wanted)?;
     for (made, name) in slots.iter().enumerate() {
         if let Err(error) = slot::create(&client, name).await.map_err(|error| facts.explain_slot(error)) {
-            slot::drop_all(&client, &slots[..made]).await;
+            slot::drop_all(&client, source, &slots[..made]).await;
             return Err(error);
         }
     }
@@ -68,7 +68,7 @@ pub async fn begin_around(
             Ok(Begun { source, client, mode, facts, slots, control, control_bytes })
         }
         Err(error) => {
-            slot::drop_all(&client, slots).await;
+            slot::drop_all(&client, source, slots).await;
             Err(error)
         }
     }
@@ -82,7 +82,7 @@ impl Begun {
 
     /// Gives up: drops the slots; a backup that was begun ends with the session.
     pub async fn abandon(self) {
-        slot::drop_all(&self.client, &self.slots).await;
+        slot::drop_all(&self.client, &self.source, &self.slots).await;
     }
 }
 

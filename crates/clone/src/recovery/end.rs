@@ -20,7 +20,7 @@ impl Begun {
             Mode::Backup => self.end_backup().await,
         };
         if ended.is_err() {
-            slot::drop_all(&self.client, &self.slots).await;
+            slot::drop_all(&self.client, &self.source, &self.slots).await;
         }
         ended
     }

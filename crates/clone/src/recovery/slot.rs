@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use onecopy_postgres::{Lsn, PostgresError};
+use onecopy_postgres::{ConnectionParameters, Lsn, PostgresError};
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
@@ -16,6 +16,13 @@ const CLAIM_CLASS: i32 = 0x6f6e_6563;
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often it is looked whether it has ended.
 const CLAIM_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The source lets go of a killed standby's slot within this, and takes connections after a start.
+const SLOT_TIMEOUT: Duration = Duration::from_secs(30);
+/// A source that cannot be reached is tried for so long: one that restarts refuses connections for a moment.
+const UNREACHABLE_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 5000 });
+/// How often a slot is tried to be dropped.
+const SLOT_INTERVAL: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 200 });
 
 /// What a slot keeps, and whether that is still of use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,12 +98,50 @@ pub async fn claim(client: &Client, name: &str) -> Result<(), CloneError> {
     }
 }
 
+/// Drops a slot; the source may need a moment to notice that its standby is gone, or to start. A slot that stays is
+/// named in the log.
+pub async fn drop(source: &ConnectionParameters, name: &str) {
+    let begin = Instant::now();
+    while let Err(error) = try_drop(source, name).await {
+        let timeout = if is_busy(&error) { SLOT_TIMEOUT } else { UNREACHABLE_TIMEOUT };
+        if begin.elapsed() > timeout {
+            return tracing::warn!(
+                slot = name,
+                %source,
+                %error,
+                "a replication slot may be left and keep the source's log: drop it there with pg_drop_replication_slot"
+            );
+        }
+        tokio::time::sleep(SLOT_INTERVAL).await;
+    }
+}
+
+async fn try_drop(source: &ConnectionParameters, name: &str) -> Result<(), CloneError> {
+    let client = source.connect().await?;
+    // Of a hydrator that was killed just then the server may still be making it.
+    match claim(&client, name).await {
+        Err(error @ CloneError::Unsuitable { .. }) => {
+            tracing::warn!(slot = name, %error, "a replication slot may be left");
+        }
+        claimed => claimed?,
+    }
+    drop_by(&client, name).await
+}
+
+/// Whether the source needs a moment: it starts, or a server that is gone still has the slot.
+fn is_busy(error: &CloneError) -> bool {
+    let CloneError::Postgres(PostgresError::Connect { source, .. } | PostgresError::Sql { source, .. }) = error else {
+        return false;
+    };
+    matches!(source.code(), Some(&SqlState::CANNOT_CONNECT_NOW | &SqlState::OBJECT_IN_USE))
+}
+
 /// Drops a clone's slot; one that does not exist is dropped already. A clone's is physical: one for logical replication
 /// is somebody else's.
 ///
 /// # Errors
 /// [`PostgresError::Sql`], also while a standby uses it.
-pub async fn drop(client: &Client, name: &str) -> Result<(), CloneError> {
+pub async fn drop_by(client: &Client, name: &str) -> Result<(), CloneError> {
     const STATEMENT: &str = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
         WHERE slot_name = $1 AND slot_type = 'physical'";
     match client.execute(STATEMENT, &[&name]).await {
@@ -107,19 +152,12 @@ pub async fn drop(client: &Client, name: &str) -> Result<(), CloneError> {
     }
 }
 
-/// The same, over a connection of its own.
-///
-/// # Errors
-/// As [`drop`], [`PostgresError::Connect`].
-pub async fn drop_on(source: &SourceServer, name: &str) -> Result<(), CloneError> {
-    drop(&source.connection.connect().await?, name).await
-}
-
-/// After a failure, whose error counts: a slot that cannot be dropped is only logged.
-pub(super) async fn drop_all(client: &Client, names: &[String]) {
+/// After a failure, whose error counts; also when that was the end of this session.
+pub(super) async fn drop_all(client: &Client, source: &SourceServer, names: &[String]) {
     for name in names {
-        if let Err(error) = drop(client, name).await {
-            tracing::warn!(slot = %name, %error, "a replication slot is left");
+        if let Err(error) = drop_by(client, name).await {
+            tracing::debug!(slot = %name, %error, "not dropped yet");
+            drop(&source.connection, name).await;
         }
     }
 }
@@ -170,7 +208,44 @@ fn classify(name: &str, found: Option<(Option<String>, Option<i64>)>, wal_keep_b
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+
     use super::*;
+
+    /// Crash recovery takes longer than a source is away that restarts.
+    ///
+    /// Spec: C3
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_source_that_starts_is_asked_to_drop_a_slot_until_it_can() {
+        const REFUSALS: usize = 10;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let starting = std::thread::spawn(move || {
+            for _ in 0..REFUSALS {
+                let (mut connection, _) = listener.accept().expect("it comes again");
+                let mut length = [0; 4];
+                connection.read_exact(&mut length).expect("a message");
+                let mut startup = vec![0; u32::from_be_bytes(length) as usize - 4];
+                connection.read_exact(&mut startup).expect("a message");
+                let fields = b"SFATAL\0VFATAL\0C57P03\0Mthe database system is starting up\0\0";
+                let length = u32::try_from(fields.len() + 4).expect("short").to_be_bytes();
+                connection.write_all(&[b"E", &length[..], &fields[..]].concat()).expect("sent");
+            }
+        });
+        let source = ConnectionParameters {
+            host: "127.0.0.1".to_owned(),
+            port,
+            user: "postgres".to_owned(),
+            password: None,
+            database: "postgres".to_owned(),
+            application_name: None,
+        };
+        let begin = Instant::now();
+        drop(&source, "clone").await;
+        assert!(starting.is_finished(), "given up while it started");
+        starting.join().expect("refused as PostgreSQL does");
+        assert!(begin.elapsed() > SLOT_INTERVAL * 9 && begin.elapsed() < SLOT_TIMEOUT);
+    }
 
     #[test]
     fn a_slot_is_useless_when_it_is_gone_lost_or_too_far_behind() {

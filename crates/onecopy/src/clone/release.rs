@@ -124,7 +124,7 @@ async fn wait(clone: &Client, question: &str, timeout: Duration, what: &str) -> 
 async fn drop_slot(source: &Client, name: &str) -> anyhow::Result<()> {
     let begun = Instant::now();
     loop {
-        match slot::drop(source, name).await {
+        match slot::drop_by(source, name).await {
             Ok(()) => return Ok(()),
             Err(error) if begun.elapsed() >= LET_GO_TIMEOUT => return Err(error.into()),
             Err(_) => tokio::time::sleep(LOOK_INTERVAL).await,

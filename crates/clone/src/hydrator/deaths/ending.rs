@@ -177,6 +177,28 @@ fn k9_a_removal_that_is_killed_at_any_step_is_done_by_the_next_service() {
     assert!(steps > 20, "{steps}: there are more directories");
 }
 
+/// Whose its directory is cannot be told while its marker is none: it may be whole, and its slot its server's.
+///
+/// Spec: A3
+#[test]
+fn k9_what_a_service_cannot_remove_the_next_one_tries_again() {
+    let listener = CountingListener::open();
+    let (harness, kept) = Ending::of_laid(&listener).die();
+    drop(kept);
+    let marker = harness.plan.target.join(MARKER_FILE);
+    let text = fs::read(&marker).unwrap();
+    fs::write(&marker, "nonsense").unwrap();
+    for _ in 0..2 {
+        succeed(&harness, KeptFiles::new());
+        assert!(harness.plan.target.exists());
+        assert_eq!(listener.connections(), 0, "its slot is dropped, and it is not");
+    }
+    fs::write(&marker, text).unwrap();
+    succeed(&harness, KeptFiles::new());
+    assert!(harness.left().is_empty(), "{:?}", harness.left());
+    assert!(listener.connections() > 0, "its slot is not dropped");
+}
+
 /// The source may have changed what a clone lacks that is given up.
 ///
 /// Spec: A3

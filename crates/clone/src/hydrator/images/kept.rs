@@ -4,9 +4,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
 
 use super::super::Hydrator;
-use super::super::ending::{blocking, drop_slot};
+use super::super::ending::blocking;
 use super::super::keeper_client::copy_of;
 use super::super::record::{from_memory, to_memory};
 use crate::CloneError;
@@ -15,6 +16,7 @@ use crate::keeper::{IMAGE_PREFIX, KeptFiles, SAVED_SUFFIX, STATE_SUFFIX};
 use crate::network::image_store::{ImageStore, ImageStoreDescriptors};
 use crate::network::protocol::SessionId;
 use crate::plan::Plan;
+use crate::recovery::slot;
 use crate::source::SourceFiles;
 
 /// Parts of an image that the keeper holds.
@@ -98,10 +100,13 @@ pub fn forget(hydrator: &Hydrator, number: u64) {
 
 /// Drops the slots of all images that were kept: nobody will serve them.
 pub async fn clean_up(kept: &KeptFiles) {
+    // A source that cannot be reached is waited for once, not once an image.
+    let mut drops = JoinSet::new();
     for ImageRecord { plan, .. } in ImageRecord::all(kept) {
         tracing::error!(target = %plan.target.display(), "the image for a clone elsewhere is lost");
-        drop_slot(&plan.source.connection, &plan.slot).await;
+        drops.spawn(async move { slot::drop(&plan.source.connection, &plan.slot).await });
     }
+    drops.join_all().await;
 }
 
 fn name(number: u64, part: &str) -> String {
