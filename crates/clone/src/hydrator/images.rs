@@ -122,9 +122,11 @@ impl Images {
 
     async fn freeze_for(&self, session: SessionId, plan: Plan) -> Result<Frozen, CloneError> {
         let hydrator = self.hydrator.upgrade().ok_or_else(going)?;
-        let directory = &plan.source.data_directory;
-        if Rendezvous::of_source(directory)? != *hydrator.rendezvous() {
-            return Err(hydrator.refuse(format!("it does not clone {directory:?}")));
+        // The path is the peer's: it may lead to a file system that hangs.
+        let directory = plan.source.data_directory.clone();
+        let rendezvous = blocking(move || Rendezvous::of_source(&directory)).await?;
+        if rendezvous != *hydrator.rendezvous() {
+            return Err(hydrator.refuse(format!("it does not clone {:?}", plan.source.data_directory)));
         }
         // Before anything is waited for: of two that come together one has the name, the other never asks the source.
         let slot_name = self.reserve(&plan.slot).filter(|_| !hydrator.has_slot(&plan.slot));

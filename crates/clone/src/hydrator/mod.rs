@@ -31,9 +31,11 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use tokio::net::UnixListener;
 use tokio::sync::{Notify, mpsc};
+use tokio::task::{JoinError, JoinHandle};
 
 use crate::CloneError;
 use crate::fanotify::{Journal, raise_descriptors_max};
@@ -52,6 +54,8 @@ use making::{Notification, Order};
 use record::kept_name;
 use spare::{SPARE_KEPT, Spare};
 
+/// So long may going on after a death take: it opens hundreds of thousands of files where a source has so many.
+const TAKEOVER_TIME_MAX: Duration = Duration::from_secs(300);
 /// Clones that are over and can still be asked about, at most.
 const OVER_MAX: usize = 64;
 /// Parts of a clone that the keeper holds. In the order in which they are forgotten: without its state a clone is
@@ -132,18 +136,8 @@ async fn serve(rendezvous: Rendezvous, keeper_client: KeeperClient, kept: KeptFi
     let hydrator = Hydrator::new(rendezvous, keeper_client, journal);
     // Both may take longer than a thread may stand still.
     let beginning = Arc::clone(&hydrator);
-    let mut begun = tokio::spawn(async move { takeover::take_over(&beginning, &kept).await });
-    let heartbeat = hydrator.journal.heartbeat_slot();
-    let begun = loop {
-        if let Some(heartbeat) = &heartbeat {
-            heartbeat.beat();
-        }
-        // Somebody waits for an answer: no longer than it takes.
-        if let Ok(begun) = tokio::time::timeout(server::LOOK_INTERVAL, &mut begun).await {
-            break begun;
-        }
-    };
-    drop(heartbeat);
+    let begun = tokio::spawn(async move { takeover::take_over(&beginning, &kept).await });
+    let begun = with_heartbeat(&hydrator.journal, begun, TAKEOVER_TIME_MAX).await;
     begun.map_err(|error| CloneError::kernel("begin")(std::io::Error::other(error)))??;
     hydrator.journal.note_takeover();
     let tasks = [
@@ -154,7 +148,7 @@ async fn serve(rendezvous: Rendezvous, keeper_client: KeeperClient, kept: KeptFi
         tokio::spawn(spare::provide(Arc::clone(&hydrator))),
     ];
     server::serve(&hydrator, listener).await;
-    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+    tasks.iter().for_each(JoinHandle::abort);
     drop(lock(&hydrator.source).take());
     if !lock(&hydrator.left).is_empty() {
         tracing::warn!("nothing more can be done: what is left is in the list for the next service");
@@ -162,6 +156,24 @@ async fn serve(rendezvous: Rendezvous, keeper_client: KeeperClient, kept: KeptFi
     }
     tracing::info!("nothing is left to do");
     hydrator.rendezvous.remove()
+}
+
+/// Waits for work with a heartbeat, for `time_max` at most: what hangs then is the keeper's to end.
+async fn with_heartbeat<T>(
+    journal: &Arc<Journal>,
+    mut work: JoinHandle<T>,
+    time_max: Duration,
+) -> Result<T, JoinError> {
+    let (heartbeat, begin) = (journal.heartbeat_slot(), Instant::now());
+    loop {
+        if let Some(heartbeat) = heartbeat.as_ref().filter(|_| begin.elapsed() < time_max) {
+            heartbeat.beat();
+        }
+        // Somebody waits for an answer: no longer than it takes.
+        if let Ok(done) = tokio::time::timeout(server::LOOK_INTERVAL, &mut work).await {
+            return done;
+        }
+    }
 }
 
 impl Hydrator {
@@ -368,4 +380,32 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// What is said to whoever ordered.
 fn failed(target: Option<&Path>, reason: impl ToString) -> Event {
     Event::Failed { target: target.map(Path::to_owned), reason: reason.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A source on a file system that does not answer must not stay closed for ever.
+    ///
+    /// Spec: A3
+    #[tokio::test(flavor = "multi_thread")]
+    async fn going_on_has_a_heartbeat_until_it_hangs() {
+        let journal = Arc::new(Journal::create().expect("a journal"));
+        let time_max = server::LOOK_INTERVAL * 3;
+        let watched = Arc::clone(&journal);
+        let hangs = tokio::spawn(async move {
+            with_heartbeat(&watched, tokio::spawn(std::future::pending::<()>()), time_max).await
+        });
+        tokio::time::sleep(server::LOOK_INTERVAL).await;
+        let first = journal.heartbeats();
+        tokio::time::sleep(time_max * 2).await;
+        let last = journal.heartbeats();
+        assert!(first > 0 && last > first, "it has none: {first} {last}");
+        tokio::time::sleep(time_max).await;
+        assert_eq!(journal.heartbeats(), last, "who hangs lives");
+        hangs.abort();
+        let done = with_heartbeat(&journal, tokio::spawn(async { 7 }), time_max).await;
+        assert_eq!(done.expect("it ends"), 7);
+    }
 }

@@ -135,8 +135,10 @@ impl Deaths {
     /// One more, after a life of `lived`.
     fn count(&mut self, lived: Duration, journal: Option<&Journal>) {
         let (progress, takeovers) = journal.map_or((0, 0), |journal| (journal.progress(), journal.takeovers()));
-        let has_progressed = progress > self.progress || lived >= HEALTHY_PERIOD;
-        let is_early = !has_progressed && takeovers <= self.takeovers;
+        let has_taken_over = takeovers > self.takeovers;
+        // One that hangs while it takes over may live for longer.
+        let has_progressed = progress > self.progress || has_taken_over && lived >= HEALTHY_PERIOD;
+        let is_early = !has_progressed && !has_taken_over;
         self.without_progress = if has_progressed { 0 } else { self.without_progress + 1 };
         self.early = if is_early { self.early + 1 } else { 0 };
         (self.progress, self.takeovers) = (progress, takeovers);

@@ -146,6 +146,7 @@ fn deaths_are_counted_by_how_far_the_dead_have_come() {
         journal.note_takeover();
         journal.note_progress();
         assert!(!die(moment), "each has brought something");
+        journal.note_takeover();
         assert!(!die(HEALTHY_PERIOD), "there was nothing to bring");
     }
     for _ in 1..DEATHS_MAX {
@@ -154,9 +155,14 @@ fn deaths_are_counted_by_how_far_the_dead_have_come() {
     }
     journal.note_takeover();
     assert!(die(moment), "it comes no further");
+    journal.note_takeover();
     assert!(!die(HEALTHY_PERIOD));
     assert!((1..EARLY_DEATHS_MAX).all(|_| !die(moment)));
     assert!(die(moment), "none takes over");
+    journal.note_takeover();
+    assert!(!die(HEALTHY_PERIOD));
+    assert!((1..EARLY_DEATHS_MAX).all(|_| !die(HEALTHY_PERIOD)));
+    assert!(die(HEALTHY_PERIOD), "each hangs as it takes over");
 }
 
 #[test]
