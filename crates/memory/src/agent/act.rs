@@ -105,6 +105,12 @@ impl Agent {
             }
             Err(error) => {
                 state.figures.failures += 1;
+                // It may have heard of it all the same: the memory is promised until it answers.
+                if let Ok(member) = state.members.get_mut(&decision.instance)
+                    && let Some(observation) = &mut member.observation
+                {
+                    observation.target_bytes = observation.target_bytes.max(decision.to_bytes);
+                }
                 Outcome::Failed { reason: error.to_string() }
             }
         };

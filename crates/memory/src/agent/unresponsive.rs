@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use tokio::task::JoinSet;
+
 use super::members::Member;
 use super::{Agent, Mode};
 use crate::arbiter::{self, Policy};
@@ -30,12 +32,20 @@ impl Agent {
             (state.policy.clone(), unasked.collect::<Vec<_>>())
         };
         let mut host_bytes = shortage_bytes(&policy, pressure);
+        let timeout = self.shared.rhythm.answer_timeout;
+        // At the same time: where one hangs the others' memory is not waited for.
+        let mut looks = JoinSet::new();
         for (engine, most_bytes) in unasked {
-            let timeout = self.shared.rhythm.answer_timeout;
-            let groups = match tokio::time::timeout(timeout, engine.presence()).await {
-                Ok(Ok(Presence::Running(limits))) => limits,
-                _ => Vec::new(),
-            };
+            looks.spawn(async move {
+                let groups = match tokio::time::timeout(timeout, engine.presence()).await {
+                    Ok(Ok(Presence::Running(limits))) => limits,
+                    _ => Vec::new(),
+                };
+                (engine, most_bytes, groups)
+            });
+        }
+        // Those first of which more is known.
+        for (engine, most_bytes, groups) in looks.join_all().await {
             let group_bytes = groups.iter().map(|limit| group_shortage_bytes(&policy, pressure, limit)).max();
             let wanted_bytes = host_bytes.max(group_bytes.unwrap_or(0)).min(most_bytes);
             if wanted_bytes == 0 {

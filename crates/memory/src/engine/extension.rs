@@ -92,7 +92,7 @@ impl ExtensionEngine {
         })
     }
 
-    fn observation(&self, status: StatusRow) -> Observation {
+    async fn observation(&self, status: StatusRow) -> Observation {
         let rates = self.counters.rates(Instant::now(), status.hits, status.reads);
         let mut observation = Observation {
             instance: self.instance.clone(),
@@ -116,7 +116,7 @@ impl ExtensionEngine {
             blocked_by: status.blocked_by,
             limits: Vec::new(),
         };
-        self.outside.add_server_to(&mut observation, self.data_directory.as_deref());
+        self.outside.add_server_to(&mut observation, self.data_directory.as_deref()).await;
         observation
     }
 
@@ -199,7 +199,7 @@ impl Engine for ExtensionEngine {
     }
 
     fn observe(&self) -> EngineFuture<'_, Observation> {
-        Box::pin(async { Ok(self.observation(self.query_status().await?)) })
+        Box::pin(async { Ok(self.observation(self.query_status().await?).await) })
     }
 
     fn set_target(&self, target_bytes: Bytes) -> EngineFuture<'_, Change> {

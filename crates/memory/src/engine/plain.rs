@@ -139,7 +139,7 @@ impl PlainEngine {
             blocked_by: figures.and_then(|figures| hindrance(&figures, target_bytes)),
             limits: Vec::new(),
         };
-        self.outside.add_server_to(&mut observation, self.data_directory.as_deref());
+        self.outside.add_server_to(&mut observation, self.data_directory.as_deref()).await;
         Ok(observation)
     }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use onecopy_postgres::{innermost_number, status_field};
 
@@ -30,8 +30,8 @@ struct Resident {
 #[derive(Debug, Clone)]
 pub(super) struct Outside {
     host: Option<Arc<Host>>,
-    /// Held by who looks at limits, on a thread that may wait: a data directory may lie on storage that hangs.
-    looking: Arc<Mutex<()>>,
+    /// Held by who looks, on a thread that may wait: a data directory may lie on storage that hangs.
+    looking: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Outside {
@@ -40,12 +40,29 @@ impl Outside {
         Outside { host: host.ok().map(Arc::new), looking: Arc::default() }
     }
 
+    /// Looks on a thread that may wait, one at a time. Who asks a server gives up after a while: without its cgroups'
+    /// limits it must not count as one that has answered. None is a fault of ours.
+    async fn look<T: Send + 'static>(&self, look: impl FnOnce(&Outside) -> T + Send + 'static) -> Option<T> {
+        let looking = Arc::clone(&self.looking).lock_owned().await;
+        let outside = self.clone();
+        let look = move || {
+            let _looking = looking;
+            look(&outside)
+        };
+        tokio::task::spawn_blocking(look).await.ok()
+    }
+
     /// Adds what is seen of the PostgreSQL server of this data directory, also when it runs in a container; nothing
     /// when it does not run on this host.
-    pub(super) fn add_server_to(&self, observation: &mut Observation, data_directory: Option<&Path>) {
-        if let Some(process_id) = data_directory.and_then(postmaster_of) {
-            self.add_process_to(observation, process_id);
-            observation.touched_bytes = shared_memory_bytes(process_id);
+    pub(super) async fn add_server_to(&self, observation: &mut Observation, data_directory: Option<&Path>) {
+        let Some(directory) = data_directory.map(Path::to_owned) else { return };
+        let look = move |outside: &Outside| {
+            let process_id = postmaster_of(&directory)?;
+            Some((outside.process(process_id)?, shared_memory_bytes(process_id)))
+        };
+        if let Some((process, touched_bytes)) = self.look(look).await.flatten() {
+            process.add_to(observation);
+            observation.touched_bytes = touched_bytes;
         }
     }
 
@@ -53,36 +70,50 @@ impl Outside {
     /// host's: its memory is no part of this one's.
     pub(super) async fn presence_of(&self, data_directory: Option<&Path>) -> Result<Presence, MemoryError> {
         let Some(directory) = data_directory.map(Path::to_owned) else { return Ok(Presence::Absent) };
-        let outside = self.clone();
-        let look = move || {
-            let Ok(_looking) = outside.looking.try_lock() else { return Presence::Unclear };
+        let look = move |outside: &Outside| {
             let process_id = postmaster_of(&directory);
             process_id.map_or(Presence::Absent, |process_id| Presence::Running(outside.limits_above(process_id)))
         };
         // A fault of ours is no answer.
-        Ok(tokio::task::spawn_blocking(look).await.unwrap_or(Presence::Unclear))
+        Ok(self.look(look).await.unwrap_or(Presence::Unclear))
     }
 
     /// Adds what is seen of the server whose process id stands in this file; nothing when it does not run on this host,
     /// or when the process is not of the account that owns the file.
-    pub(super) fn add_to(&self, observation: &mut Observation, pid_file: Option<&Path>) {
-        let process_id = pid_file.and_then(|path| read_pid(path).filter(|&process_id| is_of_owner(process_id, path)));
-        if let Some(process_id) = process_id {
-            self.add_process_to(observation, process_id);
+    pub(super) async fn add_to(&self, observation: &mut Observation, pid_file: Option<&Path>) {
+        let Some(path) = pid_file.map(Path::to_owned) else { return };
+        let look = move |outside: &Outside| {
+            read_pid(&path)
+                .filter(|&process_id| is_of_owner(process_id, &path))
+                .and_then(|process_id| outside.process(process_id))
+        };
+        if let Some(process) = self.look(look).await.flatten() {
+            process.add_to(observation);
         }
     }
 
-    fn add_process_to(&self, observation: &mut Observation, process_id: u32) {
-        let Some(resident) = resident(process_id) else { return };
-        observation.resident_bytes = Some(resident.resident_bytes);
-        observation.swap_bytes = Some(resident.swap_bytes);
-        observation.limits = self.limits_above(process_id);
+    fn process(&self, process_id: u32) -> Option<Process> {
+        Some(Process { resident: resident(process_id)?, limits: self.limits_above(process_id) })
     }
 
     fn limits_above(&self, process_id: u32) -> Vec<BindingLimit> {
         let limits = self.host.as_ref().map(|host| host.limits_of(process_id));
         // It may have ended this moment: then the next answer tells.
         limits.and_then(Result::ok).unwrap_or_default()
+    }
+}
+
+/// A server's first process.
+struct Process {
+    resident: Resident,
+    limits: Vec<BindingLimit>,
+}
+
+impl Process {
+    fn add_to(self, observation: &mut Observation) {
+        observation.resident_bytes = Some(self.resident.resident_bytes);
+        observation.swap_bytes = Some(self.resident.swap_bytes);
+        observation.limits = self.limits;
     }
 }
 

@@ -27,6 +27,10 @@ pub(super) struct FakeEngineState {
     pub(super) target: Bytes,
     /// It does not answer.
     pub(super) hangs: bool,
+    /// It is not to be seen whether it is there.
+    pub(super) is_unclear: bool,
+    /// It takes a size and does not say so.
+    pub(super) is_silent: bool,
     /// It takes no size.
     pub(super) refuses: bool,
     /// Its sizes are multiples of this.
@@ -47,6 +51,8 @@ impl FakeEngine {
             pool,
             target: pool,
             hangs: false,
+            is_unclear: false,
+            is_silent: false,
             refuses: false,
             granule: 1,
             limits: Vec::new(),
@@ -126,6 +132,9 @@ impl Engine for FakeEngine {
         }
         let target = (target_bytes / MIB).div_ceil(state.granule) * state.granule;
         state.target = target;
+        if state.is_silent {
+            return Box::pin(std::future::pending());
+        }
         let pool_bytes = state.pool * MIB;
         let change = Change { from_bytes: pool_bytes, target_bytes: target * MIB, pool_bytes };
         Box::pin(std::future::ready(Ok(change)))
@@ -136,6 +145,9 @@ impl Engine for FakeEngine {
     }
 
     fn presence(&self) -> EngineFuture<'_, Presence> {
+        if self.lock().is_unclear {
+            return Box::pin(std::future::pending());
+        }
         Box::pin(std::future::ready(Ok(Presence::Running(self.lock().limits.clone()))))
     }
 

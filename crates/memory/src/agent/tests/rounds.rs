@@ -83,6 +83,20 @@ async fn a_server_that_hangs_is_counted_as_it_was_and_holds_nobody_up() {
     }
 }
 
+/// It may grow all the same: nobody else gets the memory.
+#[tokio::test]
+async fn what_a_server_was_told_to_grow_to_counts_also_when_it_does_not_answer() {
+    let (giver, taker) = (FakeEngine::new("giver", 300), FakeEngine::new("taker", 300));
+    let (agent, _) = agent(trade, 2000, &[&giver, &taker]);
+    taker.lock().is_silent = true;
+    agent.round().await;
+    assert_eq!((taker.calls(), agent.status().figures.failures), (vec!["set 700".to_owned()], 1));
+    assert_eq!(agent.status().committed_bytes, 1000 * MIB);
+    taker.lock().hangs = true;
+    agent.round().await;
+    assert_eq!(agent.status().committed_bytes, 1000 * MIB, "it hangs");
+}
+
 #[tokio::test]
 async fn nothing_is_decided_while_the_host_cannot_be_read() {
     let (giver, taker) = (FakeEngine::new("giver", 600), FakeEngine::new("taker", 300));
@@ -135,6 +149,25 @@ async fn what_is_published_is_taken_from_a_server_that_hangs_while_memory_is_sho
     agent.round().await;
     assert_eq!(server.calls(), ["take 100"]);
     assert_eq!(agent.status().figures.taken_bytes, 50 * MIB);
+}
+
+/// Each is waited for as long as an answer may take, at the same time.
+#[tokio::test]
+async fn servers_that_hang_are_taken_from_beside_each_other() {
+    let names: Vec<String> = (0..8).map(|number| format!("server{number}")).collect();
+    let servers: Vec<_> = names.iter().map(|name| FakeEngine::at_level(name, 100, Level::Publish)).collect();
+    let (agent, host) = agent(pins_only, 1000, &servers.iter().collect::<Vec<_>>());
+    agent.round().await;
+    for (number, server) in servers.iter().enumerate() {
+        let mut state = server.lock();
+        (state.hangs, state.is_unclear) = (true, number < 7);
+    }
+    agent.round().await;
+    host.is_short.store(true, Ordering::Relaxed);
+    let begin = std::time::Instant::now();
+    agent.round().await;
+    assert!(begin.elapsed() < ANSWER_TIMEOUT * 6, "{:?}", begin.elapsed());
+    assert_eq!(servers[7].calls(), ["take 36"], "who is seen at once gives first");
 }
 
 /// A cgroup of 1000 MiB of which so many are available.

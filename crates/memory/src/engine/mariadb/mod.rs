@@ -79,7 +79,7 @@ impl MariaDbEngine {
         (most_bytes - most_bytes % figures.unit_bytes).max(figures.target_bytes)
     }
 
-    fn observation(&self, figures: &Figures) -> Observation {
+    async fn observation(&self, figures: &Figures) -> Observation {
         let hits = figures.requests.saturating_sub(figures.reads);
         let rates = self.counters.rates(Instant::now(), hits, figures.reads);
         let mut observation = Observation {
@@ -104,7 +104,7 @@ impl MariaDbEngine {
             blocked_by: self.blocked_by(figures),
             limits: Vec::new(),
         };
-        self.outside.add_to(&mut observation, figures.pid_file.as_ref().map(Path::new));
+        self.outside.add_to(&mut observation, figures.pid_file.as_ref().map(Path::new)).await;
         observation
     }
 
@@ -172,7 +172,7 @@ impl Engine for MariaDbEngine {
     }
 
     fn observe(&self) -> EngineFuture<'_, Observation> {
-        Box::pin(async { Ok(self.observation(&self.figures().await?)) })
+        Box::pin(async { Ok(self.observation(&self.figures().await?).await) })
     }
 
     fn set_target(&self, target_bytes: Bytes) -> EngineFuture<'_, Change> {
