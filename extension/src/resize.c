@@ -344,11 +344,17 @@ settle_chunk(uint32 chunk, uint32 target, int *pinned)
 	}
 }
 
-/* Everything above the boundary once; blocked while someone uses a buffer. */
+/*
+ * Everything above the boundary once; blocked while someone uses a buffer.
+ * After an error, as of a page that cannot be written, with the chunk behind
+ * that one first: it keeps its own memory only.
+ */
 static ResizeResult
 settle(uint32 active)
 {
+	static uint32 begin = 0;	/* also of the pass after an error */
 	uint32		target = pg_atomic_read_u32(&onecopy->target_chunks);
+	uint32		chunk = begin;
 	int			pinned = 0;
 	bool		done = true;
 
@@ -356,8 +362,11 @@ settle(uint32 active)
 		settled.active == active && settled.target == target)
 		return RESIZE_SETTLED;
 	settled.holds = false;
-	for (uint32 chunk = active; chunk < onecopy->chunks; chunk++)
+	for (uint32 left = onecopy->chunks - active; left > 0; left--)
 	{
+		if (chunk < active || chunk >= onecopy->chunks)
+			chunk = active;
+		begin = chunk + 1;
 		/* Parked at the start, with huge pages to be returned one by one. */
 		if (onecopy_chunk_state(chunk) == ONECOPY_CHUNK_PARKED)
 		{
@@ -367,8 +376,18 @@ settle(uint32 active)
 		if (!settle_chunk(chunk, target, &pinned))
 			done = false;
 		if (chunk < target && onecopy_chunk_state(chunk) == ONECOPY_CHUNK_RETURNED)
+		{
+			/*
+			 * From the first one on: where there is no room for it the target
+			 * falls to it.
+			 */
+			for (chunk = active; onecopy_chunk_state(chunk) != ONECOPY_CHUNK_RETURNED;)
+				chunk++;
 			return fill_reserve(chunk, target);
+		}
+		chunk++;
 	}
+	begin = active;
 	pg_atomic_write_u32(&onecopy->pinned_buffers, pinned);
 	if (!done)
 	{

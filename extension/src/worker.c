@@ -51,6 +51,7 @@ static int	retry_ms = RETRY_MS_MIN;
 static int	error_pause_ms = ERROR_PAUSE_MS_MIN;
 static int64 next_tick_us = 0;
 static int	ticks = 0;
+static bool in_tick = false;
 static bool returns_again = false;	/* a round of onecopy_return_again() is
 									 * under way */
 
@@ -146,6 +147,7 @@ tick(void)
 	if (now_us < next_tick_us)
 		return;
 	next_tick_us = now_us + TICK_MS * 1000;
+	in_tick = true;
 	if (++ticks % TICKS_TO_RETURN_AGAIN == 0)
 		returns_again = true;
 	if (returns_again)
@@ -156,6 +158,7 @@ tick(void)
 	if (onecopy_ghost_setting)
 		onecopy_ghost_scan();
 	onecopy_history_sample();
+	in_tick = false;
 }
 
 /* Everything that was asked for up to this request holds. */
@@ -288,6 +291,14 @@ onecopy_worker_main(Datum main_arg)
 		end_when_told();
 		sleep_for(error_pause_ms);
 		error_pause_ms = Min(error_pause_ms * 2, ERROR_PAUSE_MS_MAX);
+
+		/*
+		 * As of a file that ghosts cannot be looked up in: the pool's size
+		 * changes meanwhile.
+		 */
+		if (in_tick)
+			next_tick_us = onecopy_now_us() + TICK_MS * 1000;
+		in_tick = false;
 	}
 	PG_exception_stack = &on_error;
 

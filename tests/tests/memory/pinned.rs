@@ -84,6 +84,65 @@ async fn m14_a_page_that_is_held_is_waited_for_and_named() -> anyhow::Result<()>
     Ok(())
 }
 
+/// The place in the pool of a table's first page, in bytes.
+async fn place_of(session: &Session, table: &str) -> anyhow::Result<u64> {
+    let question = format!(
+        "SELECT min(bufferid) FROM pg_buffercache WHERE relforknumber = 0 AND relblocknumber = 0
+        AND relfilenode = pg_relation_filenode('{table}')"
+    );
+    Ok(u64::try_from(session.run(&question).await?.number()?)? * PAGE_BYTES)
+}
+
+/// A page that cannot be written is tried again and named; what lies above it and was held is given back meanwhile.
+///
+/// Spec: A6
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m32_a_page_that_cannot_be_written_keeps_its_own_chunk_only() -> anyhow::Result<()> {
+    /// What is tried at once: a chunk.
+    const CHUNK_BYTES: u64 = 2 * MIB;
+    // Nobody else writes it meanwhile, or opens its file.
+    let plan = Plan::new(Version::Fifteen, CEILING_BYTES).set("bgwriter_lru_maxpages", 0);
+    let harness = Harness::start(plan).await?;
+    let (leader, pool) = (harness.leader(), harness.pool().await?);
+    let rows = 100 * MIB / PAGE_BYTES;
+    pages::make(leader, rows).await?;
+    let session = leader.connect("stuck").await?;
+    session.run_all(&["CREATE TABLE stuck (number int)", "INSERT INTO stuck VALUES (1)", "CHECKPOINT"]).await?;
+    let more = 60 * MIB / PAGE_BYTES;
+    let more = format!("INSERT INTO pages SELECT id + {rows}, 0, body FROM pages WHERE id <= {more} ORDER BY id");
+    session.run_all(&[&more, "CHECKPOINT"]).await?;
+    let (holder, _) = hold(leader, 140 * MIB).await?;
+    let place = place_of(&session, "stuck").await?;
+    ensure!(place > TARGET_BYTES + CHUNK_BYTES && place < 140 * MIB, "it was no test: it lies at {place}");
+    session.run("UPDATE stuck SET number = 2").await?;
+    let file = session.run("SELECT pg_relation_filepath('stuck')").await?.text()?.to_owned();
+    let file = leader.server.data_directory().join(file);
+    let mode = std::fs::metadata(&file)?.permissions();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o000))?;
+
+    pool.want("64MB", false).await?;
+    let deadline = Instant::now() + BLOCKED_DEADLINE;
+    loop {
+        let why = pool.session().run("SELECT blocked_by FROM onecopy_memory_status").await?;
+        let is_named = why.rows[0][0].as_deref().is_some_and(|why| why.contains("could not open file"));
+        let status = pool.status().await?;
+        if is_named && status.pool_bytes == TARGET_BYTES + CHUNK_BYTES + PAGE_BYTES {
+            break;
+        }
+        ensure!(Instant::now() < deadline, "{status:?}: {why:?}");
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+    holder.run("COMMIT").await?;
+    while pool.status().await?.pool_bytes > TARGET_BYTES + CHUNK_BYTES {
+        ensure!(Instant::now() < deadline, "what was held is waited for: {:?}", pool.status().await?);
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+    std::fs::set_permissions(&file, mode)?;
+    assert_eq!(pool.steady().await?.pool_bytes, TARGET_BYTES);
+    assert_eq!(session.run("SELECT number FROM stuck").await?.number()?, 2);
+    Ok(())
+}
+
 /// How many bytes are in ranges of both, each in their order.
 fn bytes_in_both(one: &[Range<u64>], other: &[Range<u64>]) -> u64 {
     let common = |a: &Range<u64>, b: &Range<u64>| a.end.min(b.end).saturating_sub(a.start.max(b.start));
