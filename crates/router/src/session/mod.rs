@@ -31,6 +31,7 @@ mod own_setting;
 mod presence;
 mod relay;
 mod request;
+mod reset;
 mod role;
 mod served_by;
 mod server_choice;

@@ -1,4 +1,4 @@
-//! SET and RESET.
+//! SET.
 //!
 //! Most settings mean the same on every server, so they follow the session (see [`crate::settings`]). A few are the
 //! router's own (`own_setting.rs`), and a few belong to the session's identity and pin it to its back end on the
@@ -7,8 +7,6 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
-
-use bytes::BytesMut;
 
 use super::batch_traits::BatchTraits;
 use super::epoch_read::InFlight;
@@ -21,7 +19,7 @@ use crate::backend::Backend;
 use crate::pool::PoolError;
 use crate::servers::Health;
 use crate::settings::{FORGET_PLANS, Reach, Settings, is_readable_with, quote_identifier};
-use crate::sql::{Action, Isolation, PinReason, ResetForm};
+use crate::sql::{Action, Isolation, PinReason};
 use crate::wire::{Reply, SqlError, sqlstate};
 
 impl Session {
@@ -93,7 +91,7 @@ impl Session {
     }
 
     /// Whether there is a transaction for SET LOCAL; the client is told when there is none.
-    fn begins_locally(&mut self) -> bool {
+    pub(super) fn begins_locally(&mut self) -> bool {
         if self.transaction.is_some() {
             return true;
         }
@@ -121,7 +119,7 @@ impl Session {
         (!is_valid).then(|| SqlError::error(sqlstate::CHARACTER_NOT_IN_REPERTOIRE, message))
     }
 
-    fn note_local(&mut self, name: &str) {
+    pub(super) fn note_local(&mut self, name: &str) {
         if let Some(transaction) = &mut self.transaction {
             transaction.note_local_settings(Reach::of(name));
         }
@@ -129,7 +127,12 @@ impl Session {
 
     /// Runs SET where it is checked, reads the effective value back, unless it is known, and lets it follow the
     /// session.
-    async fn set_and_follow(&mut self, name: &str, text: &str, known: Option<String>) -> Result<Outcome, SessionEnd> {
+    pub(super) async fn set_and_follow(
+        &mut self,
+        name: &str,
+        text: &str,
+        known: Option<String>,
+    ) -> Result<Outcome, SessionEnd> {
         // Takes no snapshot: the first query of a transaction does, maybe after it has locked something.
         let read_back = format!("SHOW {}", name.split('.').map(quote_identifier).collect::<Vec<_>>().join("."));
         if self.transaction.is_some() {
@@ -224,7 +227,7 @@ impl Session {
 
     /// The open transaction, if there is one, changes these settings. ROLLBACK TO may take them back without our
     /// knowing to which value.
-    fn note_touched(&mut self, names: impl IntoIterator<Item = String>) {
+    pub(super) fn note_touched(&mut self, names: impl IntoIterator<Item = String>) {
         if let Some(transaction) = &mut self.transaction {
             transaction.touched_settings.extend(names);
         }
@@ -330,7 +333,7 @@ impl Session {
     }
 
     /// SET ROLE and SET SESSION AUTHORIZATION: who the session is, on its back end on the leader only.
-    async fn set_identity(&mut self, text: &str) -> Result<Outcome, SessionEnd> {
+    pub(super) async fn set_identity(&mut self, text: &str) -> Result<Outcome, SessionEnd> {
         if self.transaction.as_ref().is_some_and(Transaction::reads_an_epoch) {
             self.fail(
                 SqlError::error(
@@ -352,7 +355,7 @@ impl Session {
     }
 
     /// Changes `transaction_read_only` in words that the router does not read: the server knows what they mean.
-    async fn let_server_set_mode(&mut self, text: &str) -> Result<Outcome, SessionEnd> {
+    pub(super) async fn let_server_set_mode(&mut self, text: &str) -> Result<Outcome, SessionEnd> {
         let outcome = self.run_text_on_leader(text).await?;
         if let (Outcome::Done, Some(transaction)) = (outcome, &mut self.transaction) {
             // From here on it counts as one that writes.
@@ -361,118 +364,8 @@ impl Session {
         Ok(outcome)
     }
 
-    /// RESET and SET TO DEFAULT.
-    pub(super) async fn reset(&mut self, name: &str, form: ResetForm, text: &str) -> Result<Outcome, SessionEnd> {
-        if matches!(name, "onecopy.freshness" | "onecopy.server" | "onecopy.served_by") {
-            return Ok(self.set_of_router(name, None, form.tag()));
-        }
-        let local = form == ResetForm::SetLocal;
-        if local && !self.begins_locally() {
-            return Ok(Outcome::Done);
-        }
-        match name {
-            "default_transaction_isolation" => {
-                self.characteristics.isolation = None;
-                self.client.output.command_complete(form.tag());
-                return Ok(Outcome::Done);
-            }
-            "transaction_read_only" if self.transaction.is_some() => return self.let_server_set_mode(text).await,
-            // What the transaction has already.
-            "transaction_isolation" | "transaction_read_only" | "transaction_deferrable" => {
-                self.client.output.command_complete(form.tag());
-                return Ok(Outcome::Done);
-            }
-            _ => {}
-        }
-        // The server knows its own default, not that of the client's log-in.
-        let set = self.settings_at_login.set_to(name, local, &self.settings);
-        let text = set.as_deref().unwrap_or(text);
-        let start = self.client.output.len();
-        let outcome = match name {
-            "role" | "session_authorization" if local || set.is_some() => self.set_identity(text).await?,
-            "role" | "session_authorization" => self.run_text_on_leader(text).await?,
-            _ if local => {
-                self.note_local(name);
-                self.run_text_in_transaction(text).await?
-            }
-            _ if set.is_some() && !self.settings.has_room_for(name) => self.too_many_settings(),
-            _ if set.is_some() => {
-                let known = self.settings_at_login.get(name).map(str::to_owned);
-                self.set_and_follow(name, text, known).await?
-            }
-            _ => self.reset_to_servers(name, text).await?,
-        };
-        if outcome == Outcome::Done {
-            replace_tag(&mut self.client.output, start, Some(form.tag()));
-        }
-        Ok(outcome)
-    }
-
-    /// RESET of what the log-in has not set.
-    async fn reset_to_servers(&mut self, name: &str, text: &str) -> Result<Outcome, SessionEnd> {
-        let outcome = match &self.transaction {
-            Some(_) => self.run_text_in_transaction(text).await?,
-            // What it is then nobody need know: the session has it no more.
-            None => self.set_and_follow(name, text, Some(String::new())).await?,
-        };
-        if outcome == Outcome::Done {
-            self.note_touched([name.to_owned()]);
-            self.settings.reset(name);
-            self.note_settings_there(self.settings.clone());
-            match name {
-                // The role or the database may have defaults of its own.
-                "default_transaction_read_only" => {
-                    self.characteristics.read_only = self.characteristics_at_login.read_only
-                }
-                "default_transaction_deferrable" => {
-                    self.characteristics.deferrable = self.characteristics_at_login.deferrable;
-                }
-                _ => {}
-            }
-        }
-        Ok(outcome)
-    }
-
-    /// RESET ALL.
-    pub(super) async fn reset_all(&mut self) -> Result<Outcome, SessionEnd> {
-        if self.transaction.is_some() {
-            let start = self.client.output.len();
-            if self.run_text_in_transaction("RESET ALL").await? == Outcome::Failed {
-                return Ok(Outcome::Failed);
-            }
-            self.note_touched(self.settings.names().map(str::to_owned).collect::<Vec<_>>());
-            // The server knows its own defaults, not those of the client's log-in.
-            let at_login = Arc::clone(&self.settings_at_login);
-            let texts: Vec<String> =
-                at_login.names().filter_map(|name| at_login.set_to(name, false, &self.settings)).collect();
-            for text in texts {
-                let before = self.client.output.len();
-                if self.run_text_in_transaction(&text).await? == Outcome::Failed {
-                    let error = self.client.output.split_off(before);
-                    self.client.output.truncate(start);
-                    self.client.output.unsplit(error);
-                    return Ok(Outcome::Failed);
-                }
-                replace_tag(&mut self.client.output, before, None);
-            }
-            self.note_settings_there(self.settings_at_login.clone());
-        } else {
-            self.client.output.command_complete("RESET");
-        }
-        self.forget_settings();
-        Ok(Outcome::Done)
-    }
-
-    /// Takes the session's settings back to those of its log-in.
-    pub(super) fn forget_settings(&mut self) {
-        self.settings = Arc::clone(&self.settings_at_login);
-        self.characteristics = self.characteristics_at_login;
-        self.freshness = self.database.settings.freshness;
-        self.server_choice = None;
-    }
-
     /// The back end of the open transaction has these settings if it commits.
-    fn note_settings_there(&mut self, settings: Arc<Settings>) {
+    pub(super) fn note_settings_there(&mut self, settings: Arc<Settings>) {
         if let Some(transaction) = &mut self.transaction {
             transaction.note_settings_there(settings);
         }
@@ -499,24 +392,6 @@ impl Session {
             Some(_) => self.run_in_transaction(&request, &traits).await,
             None => self.run_on_leader(&request, &traits).await,
         }
-    }
-}
-
-/// Puts `tag` in the place of that of the `CommandComplete` behind `start`; none: takes the message out.
-fn replace_tag(output: &mut BytesMut, start: usize, tag: Option<&str>) {
-    let mut at = start;
-    while let Some(&[kind, a, b, c, d]) = output.get(at..).and_then(|rest| rest.first_chunk()) {
-        let end = at + 1 + u32::from_be_bytes([a, b, c, d]) as usize;
-        if kind == b'C' {
-            let behind = output.split_off(end.min(output.len()));
-            output.truncate(at);
-            if let Some(tag) = tag {
-                output.command_complete(tag);
-            }
-            output.unsplit(behind);
-            return;
-        }
-        at = end;
     }
 }
 
