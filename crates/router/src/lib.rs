@@ -17,6 +17,7 @@ mod drain;
 pub mod epoch;
 mod error;
 mod health;
+mod live_credentials;
 mod malloc_trim;
 mod membership;
 mod metrics;

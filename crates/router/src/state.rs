@@ -14,6 +14,7 @@ use crate::backend::{Backend, BackendError};
 use crate::config::{RouterConfiguration, RouterSettings, ServerConfiguration};
 use crate::database::Database;
 use crate::error::RouterError;
+use crate::live_credentials::LiveCredentials;
 use crate::membership::Servers;
 use crate::servers::Server;
 use crate::session::CancelSlot;
@@ -148,6 +149,7 @@ pub struct RouterState {
     pub(crate) verifiers: tokio::sync::Mutex<Option<Backend>>,
     /// For exchanges with roles that do not exist.
     pub(crate) mock_secret: MockSecret,
+    pub(crate) live_credentials: LiveCredentials,
     pub(crate) last_session: AtomicU64,
     /// In which database the router looks up roles.
     pub(crate) maintenance_database: String,
@@ -171,6 +173,7 @@ impl RouterState {
             stopping: watch::Sender::new(false),
             verifiers: tokio::sync::Mutex::default(),
             mock_secret: mock_secret(&configuration.leader),
+            live_credentials: LiveCredentials::default(),
             last_session: AtomicU64::new(0),
             maintenance_database: configuration.leader.database.clone(),
         })

@@ -79,6 +79,47 @@ async fn f60_an_old_password_opens_nothing_after_the_leader_was_away() -> anyhow
     Ok(())
 }
 
+/// As on one server a session goes on whose role has got another password; what it needs of servers anew it gets as
+/// soon as anybody has logged in with that one.
+///
+/// Spec: C2
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f91_a_session_goes_on_when_its_roles_password_is_changed() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let setup = leader(&cluster).await?;
+    setup.run_all(&["CREATE ROLE guest LOGIN PASSWORD 'old'", "GRANT ALL ON numbers TO guest"]).await?;
+    cluster.servers.wait_replayed().await?;
+    let parameters = [("user", "guest"), ("database", DATABASE)];
+    let log_in = async |password: &str| match Wire::log_in(&cluster, &parameters, password).await? {
+        Ok(wire) => Ok(wire),
+        Err(error) => anyhow::bail!("{error:?}"),
+    };
+    let mut session = log_in("old").await?;
+    let update = "UPDATE numbers SET value = value + 1 WHERE id = 1";
+    assert_eq!(session.query(update).await?.commands(), ["UPDATE 1"]);
+    setup.run("ALTER ROLE guest PASSWORD 'new'").await?;
+    assert_eq!(session.query(update).await?.commands(), ["UPDATE 1"], "its back end is there");
+    let mut other = log_in("new").await?;
+    // All that the servers have of the role goes; what both need then are connections that are made anew.
+    let end = "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity WHERE usename = 'guest'";
+    for server in cluster.servers.all() {
+        server.connect("ender").await?.run(end).await?;
+    }
+    for wire in [&mut session, &mut other] {
+        // That its back end was ended it may be told once.
+        let told = wire.query(update).await?;
+        assert!(matches!(told.code().as_str(), "00000" | "57P01" | "08006"), "{:?}", told.errors());
+        let answer = wire.query(update).await?;
+        assert_eq!(answer.commands(), ["UPDATE 1"], "{:?}", answer.errors());
+        for sql in ["SELECT value > 0 FROM numbers WHERE id = 1", "BEGIN READ ONLY; SELECT current_user = 'guest'"] {
+            let answer = wire.query(sql).await?;
+            assert_eq!(answer.text_rows(), ["t"], "{sql}: {:?}", answer.errors());
+        }
+    }
+    assert_eq!(code(&cluster, DATABASE, "old").await?, "28P01");
+    Ok(())
+}
+
 /// The router's own role makes what it needs in a database only for who may enter, and the right counts at each log-in.
 ///
 /// A role that may not CONNECT to a database is refused before the router makes or opens anything there, at each

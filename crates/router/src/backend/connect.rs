@@ -11,7 +11,7 @@ use super::{Backend, BackendError, CancelKey, PreparedStatements, Purpose, Serve
 use crate::authentication::{MECHANISM, ScramClient, ScramCredential, ScramKeys};
 use crate::servers::{Connection, Server};
 use crate::settings::Settings;
-use crate::wire::{Channel, ErrorFields, Frame, Reply, Socket, begin_message, end_message};
+use crate::wire::{Channel, ErrorFields, Frame, Reply, Socket, begin_message, end_message, sqlstate};
 
 /// A server that does not complete a log-in within this is taken for dead.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,6 +32,8 @@ struct Secret {
     password: Option<String>,
     /// Of the last log-in; they save deriving them from the password again.
     keys: Option<ScramKeys>,
+    /// Those before: a client may have proved them before a change of the password, and come in after it.
+    former_keys: Option<ScramKeys>,
 }
 
 impl fmt::Debug for Credentials {
@@ -43,25 +45,36 @@ impl fmt::Debug for Credentials {
 impl Credentials {
     /// Those of the router itself, from its configuration.
     pub fn of_router(server: &Server) -> Credentials {
-        let secret = Secret { password: server.password.clone(), keys: None };
+        let secret = Secret { password: server.password.clone(), keys: None, former_keys: None };
         Credentials { user: server.user.clone(), role: 0, secret: Mutex::new(secret) }
     }
 
     /// Those that a client proved to the router.
     pub fn proved(user: String, role: u32, keys: ScramKeys) -> Credentials {
-        Credentials { user, role, secret: Mutex::new(Secret { password: None, keys: Some(keys) }) }
+        let secret = Secret { password: None, keys: Some(keys), former_keys: None };
+        Credentials { user, role, secret: Mutex::new(secret) }
     }
 
-    fn scram(&self) -> Option<ScramCredential> {
-        let secret = self.secret();
-        let password = || secret.password.clone().map(|password| ScramCredential::Password(password.into_bytes()));
-        secret.keys.clone().map(ScramCredential::Keys).or_else(password)
-    }
-
-    /// Forgets keys that a server has refused; true when there is a password to try instead.
-    fn forget_keys(&self) -> bool {
+    /// Takes the keys of a later log-in of the same role: its password may have been changed.
+    pub fn renew(&self, keys: ScramKeys) {
         let mut secret = self.secret();
-        secret.password.is_some() && secret.keys.take().is_some()
+        if secret.keys.as_ref() != Some(&keys) {
+            secret.former_keys = secret.keys.replace(keys);
+        }
+    }
+
+    /// What to try, one after the other; one without anything where there is nothing.
+    fn proofs(&self) -> Vec<Option<ScramCredential>> {
+        let secret = self.secret();
+        let keys = [&secret.keys, &secret.former_keys].into_iter().flatten().cloned().map(ScramCredential::Keys);
+        let password = secret.password.clone().map(|password| ScramCredential::Password(password.into_bytes()));
+        let proofs: Vec<_> = keys.chain(password).map(Some).collect();
+        if proofs.is_empty() { vec![None] } else { proofs }
+    }
+
+    /// Keeps keys that were derived from the password.
+    fn note_derived(&self, keys: ScramKeys) {
+        self.secret().keys = Some(keys);
     }
 
     fn secret(&self) -> std::sync::MutexGuard<'_, Secret> {
@@ -78,24 +91,37 @@ impl Backend {
         credentials: &Credentials,
         purpose: Purpose,
     ) -> Result<Backend, BackendError> {
-        match tokio::time::timeout(LOGIN_TIMEOUT, login(server, database, credentials, purpose)).await {
-            // The password may have been set anew since the keys were derived.
-            Ok(Err(BackendError::Login { .. } | BackendError::Sql { .. })) if credentials.forget_keys() => {
-                login(server, database, credentials, purpose).await
-            }
-            Ok(result) => result,
-            Err(_) => {
-                Err(BackendError::TimedOut { server: server.name.clone(), milliseconds: LOGIN_TIMEOUT.as_millis() })
+        let timed_out =
+            || BackendError::TimedOut { server: server.name.clone(), milliseconds: LOGIN_TIMEOUT.as_millis() };
+        let mut proofs = credentials.proofs().into_iter().peekable();
+        loop {
+            let (proof, mut is_proved) = (proofs.next().flatten(), false);
+            let logged_in = login(server, database, (credentials, proof), purpose, &mut is_proved);
+            let result = tokio::time::timeout(LOGIN_TIMEOUT, logged_in).await.unwrap_or_else(|_| Err(timed_out()));
+            match result {
+                // The password may have been set anew, there or elsewhere.
+                Err(error) if !is_proved && is_refused(&error) && proofs.peek().is_some() => {}
+                result => return result,
             }
         }
+    }
+}
+
+/// Whether another proof may be taken.
+fn is_refused(error: &BackendError) -> bool {
+    match error {
+        BackendError::Login { .. } => true,
+        BackendError::Sql { fields, .. } => fields.code == sqlstate::INVALID_PASSWORD,
+        _ => false,
     }
 }
 
 async fn login(
     server: &Arc<Server>,
     database: &str,
-    credentials: &Credentials,
+    (credentials, proof): (&Credentials, Option<ScramCredential>),
     purpose: Purpose,
+    is_proved: &mut bool,
 ) -> Result<Backend, BackendError> {
     let connection = Connection::to(server).ok_or_else(|| BackendError::Removed { server: server.name.clone() })?;
     if purpose.waits_for_predecessors() && server.is_held_back.load(SeqCst) {
@@ -149,7 +175,8 @@ async fn login(
         .into_iter()
         .chain(own_settings.iter().copied()),
     );
-    authenticate(&mut backend, credentials).await?;
+    authenticate(&mut backend, credentials, proof).await?;
+    *is_proved = true;
     loop {
         let frame = next_frame(&mut backend).await?;
         match frame.tag {
@@ -233,7 +260,11 @@ async fn next_frame(backend: &mut Backend) -> Result<Frame, BackendError> {
     Ok(frame)
 }
 
-async fn authenticate(backend: &mut Backend, credentials: &Credentials) -> Result<(), BackendError> {
+async fn authenticate(
+    backend: &mut Backend,
+    credentials: &Credentials,
+    proof: Option<ScramCredential>,
+) -> Result<(), BackendError> {
     const OK: u32 = 0;
     const SASL: u32 = 10;
     let server = backend.server.name.clone();
@@ -242,11 +273,14 @@ async fn authenticate(backend: &mut Backend, credentials: &Credentials) -> Resul
     match authentication_code(&frame) {
         Some(OK) => Ok(()),
         Some(SASL) => {
-            let credential = credentials.scram().ok_or_else(|| {
+            let proof = proof.ok_or_else(|| {
                 refused(format!("it asks for a password of {:?} and none is configured", credentials.user))
             })?;
-            let keys = exchange(backend, credential).await?;
-            credentials.secret().keys = Some(keys);
+            let derives = matches!(proof, ScramCredential::Password(_));
+            let keys = exchange(backend, proof).await?;
+            if derives {
+                credentials.note_derived(keys);
+            }
             Ok(())
         }
         Some(code) => Err(refused(format!(
