@@ -127,3 +127,41 @@ async fn no_transaction_inside_do_or_call_runs_at_a_lower_level() -> anyhow::Res
     }
     Ok(())
 }
+
+/// What a log-in has asked for is shown, also of the router's own settings, and RESET leads back to it.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_level_that_a_log_in_asked_for_is_shown_and_no_other_is_had() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let router = cluster.router().local_address().port();
+    let options = r"-c default_transaction_isolation=repeatable\ read";
+    for port in [router, cluster.servers.leader().port()] {
+        let mut wire = Wire::connect_with(port, &[("options", options)]).await?;
+        for back in ["RESET default_transaction_isolation", "RESET ALL", "DISCARD ALL"] {
+            let shown = wire.query("SHOW default_transaction_isolation").await?.text_rows();
+            assert_eq!(shown, ["repeatable read"], "{port}");
+            wire.query("SET default_transaction_isolation = 'read committed'").await?;
+            let shown = wire.query("SHOW default_transaction_isolation").await?.text_rows();
+            assert_eq!(shown, ["read committed"], "{port}");
+            assert_eq!(wire.query(back).await?.code(), "00000", "{port}: {back}");
+            let shown = wire.query("SHOW default_transaction_isolation").await?.text_rows();
+            assert_eq!(shown, ["repeatable read"], "{port}: {back}");
+        }
+        let wrong = [("options", "-c default_transaction_isolation=none")];
+        let refused = Wire::connect_with(port, &wrong).await.map(drop).expect_err("refused").to_string();
+        assert!(refused.contains("22023"), "{port}: {refused}");
+    }
+    let options = r"-c default_transaction_isolation=read\ committed
+        -c onecopy.freshness=strict -c onecopy.server=leader";
+    let mut wire = Wire::connect_with(router, &[("options", options)]).await?;
+    assert_eq!(wire.query(LEVEL).await?.text_rows(), ["serializable"]);
+    for back in ["RESET ALL", "RESET onecopy.freshness; RESET onecopy.server", "DISCARD ALL"] {
+        wire.query("SET onecopy.freshness = 'session'; SET onecopy.server = ''").await?;
+        assert_eq!(wire.query("SHOW onecopy.server").await?.text_rows(), [""], "{back}");
+        assert_eq!(wire.query(back).await?.code(), "00000", "{back}");
+        assert_eq!(wire.query("SHOW onecopy.freshness").await?.text_rows(), ["strict"], "{back}");
+        assert_eq!(wire.query("SHOW onecopy.server").await?.text_rows(), ["leader"], "{back}");
+    }
+    Ok(())
+}

@@ -101,9 +101,13 @@ async fn read_only_defaults_given_at_log_in_are_those_of_a_plain_server() -> any
     let cluster = with_probe().await?;
     for value in ["on", "ON", "true", "TRUE", "t", "yes", "y", "1", "off", "false", "f", "no", "0", "of"] {
         let options = format!("-c default_transaction_read_only={value}");
-        for script in
-            [&["SELECT 1"][..], &["RESET ALL"], &["SET default_transaction_read_only = off"], &["DISCARD ALL"]]
-        {
+        for script in [
+            &["SELECT 1"][..],
+            &["RESET ALL"],
+            &["SET default_transaction_read_only = off"],
+            &["SET default_transaction_read_only = off", "RESET default_transaction_read_only"],
+            &["DISCARD ALL"],
+        ] {
             compare(&cluster, &options, script, |config| {
                 config.options(options.as_str());
             })

@@ -7,6 +7,7 @@ use super::setting::first_value;
 use super::transaction::Transaction;
 use super::unit::Outcome;
 use super::{Characteristics, Session, SessionEnd};
+use crate::settings::is_on;
 use crate::sql::{Action, DiscardTarget, Isolation, PinReason, TransactionModes};
 use crate::wire::{Reply, SqlError, sqlstate};
 
@@ -269,8 +270,8 @@ impl Session {
     /// What a setting means for the session.
     pub(super) fn note_transaction_default(&mut self, name: &str, value: &str) {
         match name {
-            "default_transaction_read_only" => self.characteristics.read_only = value == "on",
-            "default_transaction_deferrable" => self.characteristics.deferrable = value == "on",
+            "default_transaction_read_only" => self.characteristics.read_only = is_on(value),
+            "default_transaction_deferrable" => self.characteristics.deferrable = is_on(value),
             // What is made without a schema may be temporary then, and is looked for there first.
             "search_path" if names_temporary_schema(value) => self.pin(PinReason::TemporaryObject),
             _ => {}

@@ -27,6 +27,7 @@ use crate::console;
 use crate::database::Database;
 use crate::servers::Health;
 use crate::settings::{Settings, is_on, is_readable_with, is_utf8};
+use crate::sql::Isolation;
 use crate::state::RouterState;
 use crate::wire::{
     Channel, ChannelError, Reply, Socket, SqlError, StartupPacket, begin_message, end_message, sqlstate,
@@ -172,6 +173,8 @@ struct LoggedIn {
     settings: Arc<Settings>,
     freshness: Freshness,
     server_choice: Option<Arc<str>>,
+    /// As the client has asked for.
+    isolation: Option<Isolation>,
     cancel: Arc<CancelSlot>,
     /// Transactions of this role in this database are read-only unless they say otherwise.
     is_read_only: bool,
@@ -180,11 +183,13 @@ struct LoggedIn {
 impl LoggedIn {
     fn into_session(self, client: Channel, presence: Arc<Presence>) -> Session {
         let read_only = self.settings.get("default_transaction_read_only").map_or(self.is_read_only, is_on);
+        let deferrable = self.settings.get("default_transaction_deferrable").is_some_and(is_on);
+        let characteristics = Characteristics { read_only, deferrable, isolation: self.isolation };
         Session {
             number: self.inside.number,
             settings_at_login: self.settings.clone(),
-            characteristics: Characteristics { read_only, ..Characteristics::default() },
-            characteristics_at_login: Characteristics { read_only, ..Characteristics::default() },
+            characteristics,
+            characteristics_at_login: characteristics,
             statements: Default::default(),
             portals: Default::default(),
             transaction: None,
@@ -223,6 +228,8 @@ impl LoggedIn {
             credentials: self.credentials,
             settings: self.settings,
             freshness: self.freshness,
+            freshness_at_login: self.freshness,
+            server_choice_at_login: self.server_choice.clone(),
             server_choice: self.server_choice,
             served_by: None,
             cancel: self.cancel,
@@ -286,7 +293,7 @@ async fn log_in(
     }
     // Before anything is made there, or learnt of it, in the router's own name.
     let is_template = access.check(&startup.database).map_err(LoginError::Refused)?;
-    let logged_in = open_session(router, client, address, startup, Arc::new(credentials), is_template).await?;
+    let logged_in = open_session(router, client, address, startup, credentials, is_template).await?;
     router.counters.logins.fetch_add(1, Relaxed);
     Ok(LogIn::Session(Box::new(logged_in)))
 }
@@ -295,7 +302,7 @@ async fn authenticate(
     router: &Arc<RouterState>,
     client: &mut Channel,
     startup: &StartupOptions,
-) -> Result<(Credentials, DatabaseAccess), LoginError> {
+) -> Result<(Arc<Credentials>, DatabaseAccess), LoginError> {
     let user = &startup.user;
     let admission = look_up_admission(router, user, &startup.database)
         .await
@@ -328,7 +335,7 @@ async fn authenticate(
         tracing::warn!("{text}");
         client.output.warning(sqlstate::WARNING, &text);
     }
-    Ok((Credentials::proved(user.clone(), admission.role, keys), admission.access))
+    Ok((router.live_credentials.proved(user.clone(), admission.role, keys), admission.access))
 }
 
 fn refusal(user: &str, error: &AuthenticationError) -> SqlError {
@@ -384,6 +391,7 @@ async fn open_session(
         credentials,
         settings: Arc::default(),
         server_choice: None,
+        isolation: None,
         cancel,
         is_read_only: false,
     };
@@ -418,8 +426,10 @@ async fn greet(
                 let chosen = session.database.servers.named(&value).ok_or_else(invalid)?;
                 session.server_choice = Some(chosen.name.as_str().into());
             }
-            // The client gets SERIALIZABLE whatever it asks for.
-            "default_transaction_isolation" => {}
+            // The client gets SERIALIZABLE whatever it asks for, and is shown what it has asked for.
+            "default_transaction_isolation" => {
+                session.isolation = Some(Isolation::from_setting(&value).ok_or_else(invalid)?);
+            }
             "client_encoding" if is_utf8(&value) => session.settings.reset(&name),
             _ if !is_readable_with(&name, &value) => {
                 return Err(fatal(SqlError::error(

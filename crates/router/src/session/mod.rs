@@ -160,8 +160,10 @@ pub struct Session {
     characteristics: Characteristics,
     characteristics_at_login: Characteristics,
     freshness: Freshness,
+    freshness_at_login: Freshness,
     /// Reads at epochs run on the server of this name only.
     server_choice: Option<Arc<str>>,
+    server_choice_at_login: Option<Arc<str>>,
     /// Where its newest statement ran.
     served_by: Option<ServedBy>,
     statements: ClientStatements,

@@ -39,11 +39,15 @@ impl Session {
         let valid = match (name, value) {
             ("onecopy.served_by", _) => return self.cannot_be_changed(name),
             ("onecopy.freshness", None) => {
-                self.freshness = self.database.settings.freshness;
+                self.freshness = self.freshness_at_login;
                 true
             }
             ("onecopy.freshness", Some(value)) => value.parse().map(|freshness| self.freshness = freshness).is_ok(),
-            (_, None | Some("")) => {
+            (_, None) => {
+                self.server_choice = self.server_choice_at_login.clone();
+                true
+            }
+            (_, Some("")) => {
                 self.server_choice = None;
                 true
             }

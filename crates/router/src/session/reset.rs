@@ -21,7 +21,7 @@ impl Session {
         }
         match name {
             "default_transaction_isolation" => {
-                self.characteristics.isolation = None;
+                self.characteristics.isolation = self.characteristics_at_login.isolation;
                 self.client.output.command_complete(form.tag());
                 return Ok(Outcome::Done);
             }
@@ -116,8 +116,8 @@ impl Session {
     pub(super) fn forget_settings(&mut self) {
         self.settings = Arc::clone(&self.settings_at_login);
         self.characteristics = self.characteristics_at_login;
-        self.freshness = self.database.settings.freshness;
-        self.server_choice = None;
+        self.freshness = self.freshness_at_login;
+        self.server_choice = self.server_choice_at_login.clone();
     }
 }
 
