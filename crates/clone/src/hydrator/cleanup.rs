@@ -10,10 +10,11 @@ use onecopy_postgres::ConnectionParameters;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
-use super::ending::{self, Remains, Removal};
+use super::ending::{self, Remains, Removal, blocking};
 use super::record::Record;
 use crate::CloneError;
 use crate::keeper::KeptFiles;
+use crate::plan::Plan;
 use crate::recovery::slot;
 use crate::service::Rendezvous;
 use crate::target::{Marker, Owner, remove_unmarked};
@@ -37,80 +38,107 @@ pub struct Unfinished {
     pub slot: Option<String>,
 }
 
+impl Unfinished {
+    /// The clone of this plan; with its slot if it is this host's, and there may be one.
+    pub fn of(plan: &Plan, has_slot: bool) -> Unfinished {
+        Unfinished {
+            target: plan.target.clone(),
+            tablespaces: Some(plan.tablespaces.clone()),
+            source: Some(plan.source.connection.clone()),
+            slot: has_slot.then(|| plan.slot.clone()),
+        }
+    }
+}
+
+/// What a service before this one has left of a clone, and why it cannot be removed.
+pub type Leftover = (Unfinished, CloneError);
+
 /// Removes clones whose plans were kept, with servers and slots; one that was made whole by then is let go. The slot of
-/// a clone whose source is on another host is that host's to drop: root must not connect where an order said.
-///
-/// # Errors
-/// The first that could not be removed or let go; the others are.
-pub async fn clean_up_records(rendezvous: &Rendezvous, kept: &KeptFiles) -> Result<(), CloneError> {
-    let mut outcome = Ok(());
+/// a clone whose source is on another host is that host's to drop: root must not connect where an order said. Returns
+/// those that could not be removed or let go.
+pub async fn clean_up_records(rendezvous: &Rendezvous, kept: &KeptFiles) -> Vec<Leftover> {
+    let mut leftovers = Vec::new();
     // A source that cannot be reached is waited for once, not once a clone.
     let mut removals = JoinSet::new();
     for Record { number, plan, elsewhere, made } in Record::all(kept) {
         if made.is_some() && ending::is_whole(&plan.target) {
-            outcome = outcome.and(ending::let_go_of_whole(kept, number).await);
+            let let_go = ending::let_go_of_whole(kept, number).await;
+            leftovers.extend(let_go.err().map(|error| (Unfinished::of(&plan, false), error)));
             continue;
         }
         tracing::error!(target = %plan.target.display(), "a clone that cannot become whole is removed");
-        let remains = Remains::of(&plan, rendezvous);
+        let rendezvous = rendezvous.clone();
         removals.spawn(async move {
-            let removed = ending::remove(remains, None).await;
-            if elsewhere.is_none() {
-                slot::drop(&plan.source.connection, &plan.slot).await;
-            }
-            removed.map(drop)
+            let removed = ending::remove(Remains::of(&plan, &rendezvous), None).await;
+            drop_slot_after(removed, Unfinished::of(&plan, elsewhere.is_none()), &rendezvous).await
         });
     }
-    removals.join_all().await.into_iter().fold(outcome, Result::and)
+    leftovers.extend(removals.join_all().await.into_iter().filter_map(Result::err));
+    leftovers
 }
 
-/// Removes what the list in the service's directory names, but these: only directories with a marker of this very
-/// service, and those that its end left without anything in them. Only the list says which slot is dropped, and where:
-/// the markers are in directories of PostgreSQL's account.
-///
-/// Returns those that could not be removed, and why.
-pub async fn clean_up_targets(rendezvous: &Rendezvous, but: &[PathBuf]) -> Vec<(Unfinished, CloneError)> {
+/// Removes what the list in the service's directory named: only directories with a marker of this very service, and
+/// those that its end left without anything in them. Only the list says which slot is dropped, and where: the markers
+/// are in directories of PostgreSQL's account. Returns those that could not be removed.
+pub async fn clean_up_targets(rendezvous: &Rendezvous, listed: Vec<Unfinished>) -> Vec<Leftover> {
     let mut removals = JoinSet::new();
-    for unfinished in read_targets(rendezvous).into_iter().filter(|unfinished| !but.contains(&unfinished.target)) {
+    for unfinished in listed {
         let rendezvous = rendezvous.clone();
         removals.spawn(async move { clean_up_target(&rendezvous, unfinished).await });
     }
     removals.join_all().await.into_iter().filter_map(Result::err).collect()
 }
 
-async fn clean_up_target(rendezvous: &Rendezvous, unfinished: Unfinished) -> Result<(), (Unfinished, CloneError)> {
-    let owner = Marker::owner(&unfinished.target, rendezvous.directory());
-    let marker = owner.and_then(|owner| match owner {
-        Owner::Service => Marker::read(&unfinished.target).map(Some),
-        Owner::Nobody => Ok(Some(None)),
-        Owner::Other => Ok(None),
+async fn clean_up_target(rendezvous: &Rendezvous, unfinished: Unfinished) -> Result<(), Leftover> {
+    let removed = match remove_unfinished(rendezvous, unfinished.clone()).await {
+        // Its slot is its server's.
+        Ok(Removal::NotOurs) => return Ok(()),
+        removed => removed,
+    };
+    drop_slot_after(removed, unfinished, rendezvous).await.map(drop)
+}
+
+async fn remove_unfinished(rendezvous: &Rendezvous, unfinished: Unfinished) -> Result<Removal, CloneError> {
+    let Unfinished { target, tablespaces, .. } = unfinished;
+    let service_directory = rendezvous.directory().to_owned();
+    let unmarked = target.clone();
+    let marker = blocking(move || match Marker::owner(&unmarked, &service_directory)? {
+        Owner::Service => Marker::read(&unmarked).map(|marker| marker.ok_or(Removal::NotOurs)),
+        Owner::Nobody => remove_unmarked(&unmarked).map(|()| Err(Removal::Gone)),
+        Owner::Other => Ok(Err(Removal::NotOurs)),
     });
-    let marker = match marker {
-        Ok(Some(marker)) => marker,
-        Ok(None) => return Ok(()),
-        // It may be whole: then its slot is its server's.
-        Err(error) => return Err((unfinished, error)),
+    let marker = match marker.await? {
+        Ok(marker) => marker,
+        Err(removal) => return Ok(removal),
     };
-    let Unfinished { target, tablespaces, source, slot } = unfinished;
-    let removed = match marker {
-        Some(marker) => {
-            tracing::error!(target = %target.display(), "a clone that was left behind is removed");
-            let Marker { user_name, service_directory, .. } = marker;
-            let has_planned_tablespaces = tablespaces.is_some();
-            let (directory, tablespaces) = (target.clone(), tablespaces.clone().unwrap_or(marker.tablespaces));
-            let remains = Remains { directory, tablespaces, has_planned_tablespaces, user_name, service_directory };
-            ending::remove(remains, None).await
+    tracing::error!(target = %target.display(), "a clone that was left behind is removed");
+    let Marker { user_name, service_directory, .. } = marker;
+    let has_planned_tablespaces = tablespaces.is_some();
+    let tablespaces = tablespaces.unwrap_or(marker.tablespaces);
+    let remains = Remains { directory: target, tablespaces, has_planned_tablespaces, user_name, service_directory };
+    ending::remove(remains, None).await
+}
+
+/// Drops the slot of a clone after its removal, also of one that has failed; not where it cannot be told whose the
+/// directory is: it may be whole, and the slot its server's. What is left is for the next service.
+pub async fn drop_slot_after<T>(
+    removed: Result<T, CloneError>,
+    unfinished: Unfinished,
+    rendezvous: &Rendezvous,
+) -> Result<T, Leftover> {
+    if removed.is_err() {
+        let (target, service_directory) = (unfinished.target.clone(), rendezvous.directory().to_owned());
+        let owner = blocking(move || Marker::owner(&target, &service_directory)).await;
+        if owner.is_err() {
+            return removed.map_err(|error| (unfinished, error));
         }
-        None => remove_unmarked(&target).map(|()| Removal::Gone),
-    };
-    // Its slot is made while its directory is, and dropped after that has gone.
-    if let Some((source, slot)) = source.zip(slot)
-        && !matches!(removed, Ok(Removal::NotOurs))
-    {
+    }
+    let Unfinished { target, tablespaces, source, slot } = unfinished;
+    if let Some((source, slot)) = source.zip(slot) {
         slot::drop(&source, &slot).await;
     }
     // Not to be dropped again: somebody else may have made one of this name by then.
-    removed.map(drop).map_err(|error| (Unfinished { target, tablespaces, source: None, slot: None }, error))
+    removed.map_err(|error| (Unfinished { target, tablespaces, source: None, slot: None }, error))
 }
 
 /// Writes the list; that it cannot be written is only logged: it serves a case that two kills must come together for.
@@ -127,7 +155,8 @@ pub fn write_targets(rendezvous: &Rendezvous, targets: &[Unfinished]) {
     }
 }
 
-fn read_targets(rendezvous: &Rendezvous) -> Vec<Unfinished> {
+/// The list that the service before this one has written.
+pub fn read_targets(rendezvous: &Rendezvous) -> Vec<Unfinished> {
     use std::io::Read;
     let mut text = Vec::new();
     let read =
@@ -155,7 +184,6 @@ mod tests {
     use crate::keeper::STATE_SUFFIX;
     use crate::network::RemoteHost;
     use crate::network::server::tests::SourceHost;
-    use crate::plan::Plan;
     use crate::target::CloneLocation;
 
     /// Where an order says that the source is.
@@ -216,7 +244,7 @@ mod tests {
         let elsewhere = Some(RemoteImage { host, session: None });
         let of_elsewhere = Record { number: 1, plan: recorded.clone(), elsewhere, made: None };
         let kept = KeptFiles::from([(kept_name(1, STATE_SUFFIX), to_memory(&of_elsewhere).unwrap())]);
-        clean_up_records(&rendezvous, &kept).await.unwrap();
+        assert!(clean_up_records(&rendezvous, &kept).await.is_empty());
         assert!(!recorded.target.exists() && !trap.has_caught());
         let listed = marked(directory.path(), "listed", trap.port(), &service).await;
         let unfinished = |plan: &Plan, slot| Unfinished {
@@ -225,13 +253,12 @@ mod tests {
             source: Some(plan.source.connection.clone()),
             slot,
         };
-        write_targets(&rendezvous, &[unfinished(&listed, None)]);
-        assert!(clean_up_targets(&rendezvous, &[]).await.is_empty());
+        assert!(clean_up_targets(&rendezvous, vec![unfinished(&listed, None)]).await.is_empty());
         assert!(!listed.target.exists() && !trap.has_caught(), "the marker's slot is believed");
         // Those of this host's sources are still told, or the test would show nothing.
         let here = marked(directory.path(), "here", trap.port(), &service).await;
-        write_targets(&rendezvous, &[unfinished(&here, Some(here.slot.clone()))]);
-        let cleaned_up = tokio::spawn(async move { clean_up_targets(&rendezvous, &[]).await });
+        let here_listed = vec![unfinished(&here, Some(here.slot.clone()))];
+        let cleaned_up = tokio::spawn(async move { clean_up_targets(&rendezvous, here_listed).await });
         let caught = tokio::time::timeout(Duration::from_secs(20), async {
             while !trap.has_caught() {
                 tokio::time::sleep(Duration::from_millis(10)).await;

@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use onecopy_postgres::{InheritedDescriptor, Lsn};
 
+use super::cleanup::Unfinished;
 use super::rate::{Rate, seconds_left};
 use crate::Origin;
 use crate::fanotify::Group;
@@ -172,6 +173,11 @@ impl CloneJob {
     /// Whether a slot may be there that was made for it.
     pub fn may_have_slot(&self) -> bool {
         !self.lacks_slot.load(Ordering::Acquire)
+    }
+
+    /// What would have to be removed of it. On another host its slot is dropped there when the image's session is over.
+    pub fn unfinished(&self) -> Unfinished {
+        Unfinished::of(&self.plan, self.elsewhere.is_none() && self.may_have_slot())
     }
 
     /// How far it is.

@@ -6,15 +6,14 @@ use std::time::{Duration, Instant};
 
 use onecopy_postgres::{ServiceUser, kill_processes_of, processes_of};
 
-use super::Hydrator;
 use super::clone_job::{CloneJob, Running};
 use super::keeper_client::copy_of;
 use super::record::kept_name;
+use super::{Hydrator, cleanup, lock};
 use crate::CloneError;
 use crate::fanotify::Group;
 use crate::keeper::KeptFiles;
 use crate::plan::Plan;
-use crate::recovery::slot;
 use crate::service::{CloneState, Rendezvous, state_without_service};
 use crate::target::{self, CloneLocation, Marker, Owner};
 
@@ -80,19 +79,19 @@ pub async fn discard(hydrator: Arc<Hydrator>, clone: Arc<CloneJob>, reason: Stri
             tracing::error!(target = %clone.plan.target.display(), %error, "its server may wait for ever: restart it");
         }
     }
-    // On another host it is dropped there when the image's session is over.
-    if !is_whole && clone.elsewhere.is_none() && clone.may_have_slot() {
-        slot::drop(&clone.plan.source.connection, &clone.plan.slot).await;
-    }
-    hydrator.forget(&clone);
     if is_whole {
+        hydrator.forget(&clone);
         clone.set_over(CloneState::Whole, progress);
         return hydrator.write_targets();
     }
-    let reason = match removed {
+    let reason = match cleanup::drop_slot_after(removed, clone.unfinished(), &hydrator.rendezvous).await {
         Ok(_) => reason,
-        Err(error) => format!("{reason}; and what is left of it could not be removed: {error}"),
+        Err((left, error)) => {
+            lock(&hydrator.left).push(left);
+            format!("{reason}; and what is left of it could not be removed: {error}")
+        }
     };
+    hydrator.forget(&clone);
     clone.set_over(CloneState::Discarded { reason }, progress);
     hydrator.write_targets();
 }

@@ -68,8 +68,10 @@ pub struct Hydrator {
     keeper_client: KeeperClient,
     journal: Arc<Journal>,
     clones: Mutex<Vec<Arc<CloneJob>>>,
-    /// What services before this one left and could not be removed.
+    /// What was given up and could not be removed, also by services before this one.
     left: Mutex<Vec<Unfinished>>,
+    /// What of that is being removed.
+    removing: Mutex<Vec<Unfinished>>,
     next_number: AtomicU64,
     orders: Mutex<VecDeque<Order>>,
     ordered: Notify,
@@ -112,11 +114,17 @@ pub fn clean_up(directory: PathBuf, channel: Channel) -> Result<(), CloneError> 
     let runtime = runtime.map_err(CloneError::kernel("start the runtime"))?;
     runtime.block_on(async {
         let rendezvous = Rendezvous::at(directory);
-        images::clean_up(&kept).await;
         let recorded: Vec<_> = record::Record::all(&kept).into_iter().map(|record| record.plan.target).collect();
-        cleanup::clean_up_records(&rendezvous, &kept).await?;
-        let left = cleanup::clean_up_targets(&rendezvous, &recorded).await;
-        left.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))?;
+        let mut listed = cleanup::read_targets(&rendezvous);
+        listed.retain(|unfinished| !recorded.contains(&unfinished.target));
+        let records = cleanup::clean_up_records(&rendezvous, &kept);
+        let (_, mut leftovers) = tokio::join!(images::clean_up(&kept), records);
+        leftovers.extend(cleanup::clean_up_targets(&rendezvous, listed).await);
+        let (left, errors): (Vec<_>, Vec<_>) = leftovers.into_iter().unzip();
+        if let Some(error) = errors.into_iter().next() {
+            cleanup::write_targets(&rendezvous, &left);
+            return Err(error);
+        }
         rendezvous.remove()
     })
 }
@@ -189,6 +197,7 @@ impl Hydrator {
                 journal: Arc::new(journal),
                 clones: Mutex::default(),
                 left: Mutex::default(),
+                removing: Mutex::default(),
                 next_number: AtomicU64::new(1),
                 orders: Mutex::default(),
                 ordered: Notify::new(),
@@ -244,6 +253,11 @@ impl Hydrator {
         {
             clones.remove(oldest);
         }
+        // What was left there is gone, and its slot may be the new one's.
+        lock(&self.left).retain_mut(|left| {
+            left.slot.take_if(|slot| *slot == clone.plan.slot);
+            left.target != clone.plan.target
+        });
         // Who asks about a directory means what was made there last.
         clones.retain(|other| !(other.is_over() && other.plan.target == clone.plan.target));
         clones.push(clone);
@@ -257,8 +271,11 @@ impl Hydrator {
         lock(&self.clones).iter().rev().find(|clone| clone.is_at(target)).cloned()
     }
 
-    /// Whether a clone that is not over has this slot on the source, or is to have it.
+    /// Whether a clone that is not over has this slot on the source, or is to have it, or it is being dropped.
     fn has_slot(&self, name: &str) -> bool {
+        if lock(&self.removing).iter().any(|left| left.slot.as_deref() == Some(name)) {
+            return true;
+        }
         lock(&self.clones).iter().any(|clone| clone.elsewhere.is_none() && !clone.is_over() && clone.plan.slot == name)
     }
 
@@ -323,13 +340,8 @@ impl Hydrator {
     /// Writes down where something lies that would have to be removed if keeper and hydrator were killed.
     fn write_targets(&self) {
         let clones = self.clones();
-        let unfinished = clones.iter().filter(|clone| !clone.is_over()).map(|clone| Unfinished {
-            target: clone.plan.target.clone(),
-            tablespaces: Some(clone.plan.tablespaces.clone()),
-            source: Some(clone.plan.source.connection.clone()),
-            slot: (clone.elsewhere.is_none() && clone.may_have_slot()).then(|| clone.plan.slot.clone()),
-        });
-        let mut targets: Vec<Unfinished> = unfinished.collect();
+        let unfinished = clones.iter().filter(|clone| !clone.is_over());
+        let mut targets: Vec<Unfinished> = unfinished.map(|clone| clone.unfinished()).collect();
         let prepared = |target: PathBuf| {
             let tablespaces = Some(spare::tablespaces_of(&target));
             Unfinished { target, tablespaces, source: None, slot: None }

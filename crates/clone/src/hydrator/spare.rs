@@ -19,6 +19,8 @@ pub const SPARE_KEPT: &str = "spare";
 
 /// The next one is begun only then: the clone that has got this one is about to start, and the disk is its own.
 const NEXT_PAUSE: Duration = Duration::from_secs(5);
+/// How often it is looked whether what was left before is gone.
+const REMOVAL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What is wanted and what is there.
 #[derive(Debug, Default)]
@@ -60,6 +62,10 @@ pub async fn provide(hydrator: Arc<Hydrator>) {
     loop {
         hydrator.spare_changed.notified().await;
         let _lingering = hydrator.linger();
+        // What an earlier service had prepared may be going at this moment.
+        while !lock(&hydrator.removing).is_empty() {
+            tokio::time::sleep(REMOVAL_INTERVAL).await;
+        }
         let unwanted = lock(&hydrator.spare).take_unwanted();
         if let Some(skeleton) = unwanted {
             remove(&hydrator, skeleton).await;

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use onecopy_postgres::{Directory, InheritedDescriptor};
 use rustix::fs::{Mode, OFlags};
 
+use super::cleanup::{self, Unfinished};
 use super::clone_job::{CloneJob, Content, Running, Threads};
 use super::ending::{self, blocking};
 use super::images::{ImageRecord, ResumedImage};
@@ -18,7 +19,7 @@ use super::keeper_client::copy_of;
 use super::making::{SOURCE_GROUP_KEPT, dialler};
 use super::record::{Limit, Record, RemoteImage, RunnableClone, from_memory, kept_name};
 use super::spare::SPARE_KEPT;
-use super::{Hydrator, cleanup, lock};
+use super::{Hydrator, lock};
 use crate::CloneError;
 use crate::fanotify::{Group, NoNotifyOpener, Verdict, descriptors_max};
 use crate::fill::{FillProgress, Filling, Limiter, SharedBitmap};
@@ -49,6 +50,10 @@ struct Resumable {
 pub async fn take_over(hydrator: &Arc<Hydrator>, kept: &KeptFiles) -> Result<(), CloneError> {
     hydrator.journal.clean();
     let records = Record::all(kept);
+    // Before anything writes the list anew.
+    let mut listed = cleanup::read_targets(&hydrator.rendezvous);
+    listed.retain(|unfinished| !records.iter().any(|record| record.plan.target == unfinished.target));
+    lock(&hydrator.left).clone_from(&listed);
     let (images, unusable) = reopen_images(kept).await;
     let numbers = records.iter().map(|record| record.number);
     let numbers = numbers.chain(images.iter().map(|image| image.record.number));
@@ -104,18 +109,34 @@ pub async fn take_over(hydrator: &Arc<Hydrator>, kept: &KeptFiles) -> Result<(),
         let wanted = copy_of(kept, SPARE_KEPT).and_then(from_memory)?;
         hydrator.set_spare(Some(wanted))?;
     }
-    let living: Vec<_> = hydrator.clones().iter().map(|clone| clone.plan.target.clone()).collect();
-    let left = cleanup::clean_up_targets(&hydrator.rendezvous, &living).await;
-    for (unfinished, error) in left {
-        tracing::error!(
-            target = %unfinished.target.display(),
-            %error,
-            "left behind, and cannot be removed: the next service tries again"
-        );
-        lock(&hydrator.left).push(unfinished);
+    for unfinished in &mut listed {
+        let is_anothers = |slot: &String| hydrator.has_slot(slot) || hydrator.images.has_slot(slot);
+        unfinished.slot.take_if(|slot| is_anothers(slot));
     }
     hydrator.write_targets();
+    if !listed.is_empty() {
+        lock(&hydrator.removing).clone_from(&listed);
+        let (lingering, hydrator) = (hydrator.linger(), Arc::clone(hydrator));
+        tokio::spawn(async move {
+            clean_up(&hydrator, listed).await;
+            hydrator.write_targets();
+            drop(lingering);
+        });
+    }
     Ok(())
+}
+
+/// Removes what was left before. Until it is gone nobody gets its directories and slots.
+async fn clean_up(hydrator: &Arc<Hydrator>, listed: Vec<Unfinished>) {
+    let leftovers = cleanup::clean_up_targets(&hydrator.rendezvous, listed).await;
+    let removed = std::mem::take(&mut *lock(&hydrator.removing));
+    let mut left = lock(&hydrator.left);
+    left.retain(|unfinished| !removed.iter().any(|removed| removed.target == unfinished.target));
+    for (unfinished, error) in leftovers {
+        let target = unfinished.target.display();
+        tracing::error!(%target, %error, "left behind, and cannot be removed: the next service tries again");
+        left.push(unfinished);
+    }
 }
 
 async fn reopen(

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use onecopy_postgres::{ConnectionParameters, Lsn, PostgresError};
+use tokio::task::JoinSet;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
@@ -102,9 +103,12 @@ pub async fn claim(client: &Client, name: &str) -> Result<(), CloneError> {
 /// named in the log.
 pub async fn drop(source: &ConnectionParameters, name: &str) {
     let begin = Instant::now();
+    let mut heard = begin;
     while let Err(error) = try_drop(source, name).await {
-        let timeout = if is_busy(&error) { SLOT_TIMEOUT } else { UNREACHABLE_TIMEOUT };
-        if begin.elapsed() > timeout {
+        if is_busy(&error) {
+            heard = Instant::now();
+        }
+        if begin.elapsed() > SLOT_TIMEOUT || heard.elapsed() > UNREACHABLE_TIMEOUT {
             return tracing::warn!(
                 slot = name,
                 %source,
@@ -128,12 +132,19 @@ async fn try_drop(source: &ConnectionParameters, name: &str) -> Result<(), Clone
     drop_by(&client, name).await
 }
 
-/// Whether the source needs a moment: it starts, or a server that is gone still has the slot.
+/// Whether the source needs a moment: it starts or stops, or a server that is gone still has the slot.
 fn is_busy(error: &CloneError) -> bool {
     let CloneError::Postgres(PostgresError::Connect { source, .. } | PostgresError::Sql { source, .. }) = error else {
         return false;
     };
-    matches!(source.code(), Some(&SqlState::CANNOT_CONNECT_NOW | &SqlState::OBJECT_IN_USE))
+    const BUSY: [SqlState; 5] = [
+        SqlState::CANNOT_CONNECT_NOW,
+        SqlState::OBJECT_IN_USE,
+        SqlState::ADMIN_SHUTDOWN,
+        SqlState::CRASH_SHUTDOWN,
+        SqlState::TOO_MANY_CONNECTIONS,
+    ];
+    source.code().is_some_and(|code| BUSY.contains(code))
 }
 
 /// Drops a clone's slot; one that does not exist is dropped already. A clone's is physical: one for logical replication
@@ -154,12 +165,15 @@ pub async fn drop_by(client: &Client, name: &str) -> Result<(), CloneError> {
 
 /// After a failure, whose error counts; also when that was the end of this session.
 pub(super) async fn drop_all(client: &Client, source: &SourceServer, names: &[String]) {
+    let mut left = JoinSet::new();
     for name in names {
         if let Err(error) = drop_by(client, name).await {
             tracing::debug!(slot = %name, %error, "not dropped yet");
-            drop(&source.connection, name).await;
+            let (source, name) = (source.connection.clone(), name.clone());
+            left.spawn(async move { drop(&source, &name).await });
         }
     }
+    left.join_all().await;
 }
 
 /// From where on all of these slots keep the log: from its beginning when there are none of them; none when one keeps

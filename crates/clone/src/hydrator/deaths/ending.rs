@@ -129,7 +129,8 @@ fn k27_a_clone_that_was_made_whole_keeps_directory_and_slot_whoever_comes_next()
 
     let (harness, kept) = whole_and_kept(&listener);
     let rendezvous = Rendezvous::at(harness.directory.path().join("service"));
-    runtime().block_on(cleanup::clean_up_records(&rendezvous, &kept)).expect("let go");
+    let left = runtime().block_on(cleanup::clean_up_records(&rendezvous, &kept));
+    assert!(left.is_empty(), "let go of: {left:?}");
     harness.assert_whole(&"cleaned up");
 
     // Whoever discards it saw it a moment before.
@@ -197,6 +198,26 @@ fn k9_what_a_service_cannot_remove_the_next_one_tries_again() {
     succeed(&harness, KeptFiles::new());
     assert!(harness.left().is_empty(), "{:?}", harness.left());
     assert!(listener.connections() > 0, "its slot is not dropped");
+}
+
+/// The same of one that is given up: another clone may have its slot's name, and its directory, by then.
+///
+/// Spec: A3
+#[test]
+fn k9_what_cannot_be_removed_is_left_with_its_slot_until_that_is_anothers() {
+    let listener = CountingListener::open();
+    let ending = Ending::of_laid(&listener);
+    fs::write(ending.harness.plan.target.join(MARKER_FILE), "nonsense").unwrap();
+    ending.discard().unwrap();
+    let hydrator = &ending.hydrator;
+    assert_eq!(listener.connections(), 0, "its slot is dropped, and it is not");
+    let slots = |listed: Vec<cleanup::Unfinished>| listed.into_iter().map(|left| left.slot).collect::<Vec<_>>();
+    assert_eq!(slots(cleanup::read_targets(hydrator.rendezvous())), [Some("clone".to_owned())]);
+    let plan = Plan { target: ending.harness.plan.target.with_file_name("other"), ..ending.harness.plan.clone() };
+    hydrator.add(Arc::new(CloneJob::new(7, plan, None)));
+    assert_eq!(slots(super::super::lock(&hydrator.left).clone()), [None], "another clone has it");
+    hydrator.add(Arc::new(CloneJob::new(8, ending.harness.plan.clone(), None)));
+    assert!(super::super::lock(&hydrator.left).is_empty(), "another clone is there");
 }
 
 /// The source may have changed what a clone lacks that is given up.

@@ -121,6 +121,7 @@ async fn make_batch(hydrator: &Arc<Hydrator>) {
 async fn give_up(hydrator: &Arc<Hydrator>, group: RecoveryGroup<Candidate>, error: &CloneError) {
     group.begun.abandon().await;
     for candidate in group.members {
+        candidate.clone.note_no_slot();
         drop(candidate.skeleton);
         fail(hydrator, candidate.clone, &candidate.notifications, error).await;
     }

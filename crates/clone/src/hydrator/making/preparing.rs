@@ -76,6 +76,10 @@ pub(super) fn admit(
         if hydrator.find(&plan.target).is_some_and(|clone| !clone.is_over()) {
             return Err(hydrator.refuse(format!("{} is being made already", plan.target.display())));
         }
+        if lock(&hydrator.removing).iter().any(|left| left.target == plan.target) {
+            let reason = format!("what was left at {} is being removed: try again", plan.target.display());
+            return Err(hydrator.refuse(reason));
+        }
         if elsewhere.is_none() && (hydrator.images.has_slot(&plan.slot) || hydrator.has_slot(&plan.slot)) {
             let reason = format!("another clone has the slot {:?}: take another one (--slot)", plan.slot);
             return Err(hydrator.refuse(reason));
