@@ -4,7 +4,7 @@ use onecopy_tests::cluster::TestCluster;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::harness::{start, start_usual};
-use crate::wire::{ANSWER_TIMEOUT, Wire, bind, execute, message, parse, query, sync, with_length};
+use crate::wire::{ANSWER_TIMEOUT, Wire, bind, execute, flush, message, parse, query, sync, with_length};
 
 const CANCEL: u32 = 80_877_102;
 
@@ -71,6 +71,55 @@ async fn a_copy_that_fails_at_once_shifts_no_later_answer() -> anyhow::Result<()
                 }
             }
         }
+    }
+    Ok(())
+}
+
+/// A message of the simple protocol ends what others have begun, as their Sync would; behind an error it is skipped.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_query_behind_messages_without_sync_ends_their_transaction() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    for (port, who) in
+        [(cluster.servers.leader().port(), "one server"), (cluster.router().local_address().port(), "the router")]
+    {
+        let (mut wire, mut observer) = (Wire::connect_to(port).await?, Wire::connect_to(port).await?);
+        observer.query("SET onecopy.freshness = 'strict'").await?;
+        let change = |value: i32| {
+            let sql = format!("UPDATE numbers SET value = {value} WHERE id = 1");
+            [parse("", &sql), bind("", "", &[]), execute("", 0)].concat()
+        };
+        let value = "SELECT value FROM numbers WHERE id = 1";
+        // At once, and when the first part has been run already.
+        for (waits, due) in [(false, 101), (true, 102)] {
+            let what = format!("{who}, waits {waits}");
+            if waits {
+                wire.send(&[change(due), flush()].concat()).await?;
+                while wire.next().await?.tag != b'C' {}
+                wire.send(&query(value)).await?;
+            } else {
+                wire.send(&[change(due), query(value)].concat()).await?;
+            }
+            let answer = wire.answer().await?;
+            assert_eq!(answer.text_rows(), [due.to_string()], "{what}: {:?}", answer.errors());
+            assert_eq!(answer.status()?, 'I', "{what}");
+            assert_eq!(observer.query(value).await?.text_rows(), [due.to_string()], "{what}");
+        }
+        // Also one that begins a block, or several statements.
+        wire.send(&[change(103), query("BEGIN")].concat()).await?;
+        assert_eq!(wire.answer().await?.status()?, 'T', "{who}");
+        assert_eq!(observer.query(value).await?.text_rows(), ["102"], "{who}");
+        wire.query("COMMIT").await?;
+        assert_eq!(observer.query(value).await?.text_rows(), ["103"], "{who}");
+        wire.send(&[change(104), query("SELECT 1; UPDATE numbers SET value = value / 0; SELECT 2")].concat()).await?;
+        let answer = wire.answer().await?;
+        assert_eq!((answer.code().as_str(), answer.status()?), ("22012", 'I'), "{who}");
+        assert_eq!(observer.query(value).await?.text_rows(), ["103"], "{who}: all or nothing");
+        wire.send(&[parse("", "SELECT nothing"), query("SELECT 'skipped'"), sync()].concat()).await?;
+        let answer = wire.answer().await?;
+        assert_eq!((answer.tags(), answer.code()), ("EZ".to_owned(), "42703".to_owned()), "{who}");
+        assert_eq!(wire.query("SELECT 'in step'").await?.text_rows(), ["in step"], "{who}");
     }
     Ok(())
 }

@@ -38,7 +38,8 @@ enum End {
     Sync,
     /// The client's `Flush`.
     Flush,
-    /// By its size, because nothing more has come for a while, or because what follows is data for a COPY in it.
+    /// By its size, because nothing more has come for a while, or because what follows is data for a COPY in it, or a
+    /// message of the simple protocol.
     Size,
 }
 
@@ -94,7 +95,7 @@ impl Session {
                 b'H' => break End::Flush,
                 b'P' | b'B' | b'D' | b'E' | b'C' => frames.push(next),
                 b'X' => return Err(SessionEnd::Terminated),
-                b'd' | b'c' | b'f' => {
+                b'd' | b'c' | b'f' | b'Q' | b'F' => {
                     self.client.put_back(&next);
                     break End::Size;
                 }

@@ -266,19 +266,13 @@ impl Session {
             self.cancel.begin_work();
             match frame.tag {
                 b'X' => return Ok(SessionEnd::Terminated),
-                b'Q' => {
-                    self.skips_until_sync = false;
-                    self.simple_query(&frame).await?;
-                }
                 b'S' => self.sync().await?,
                 _ if self.skips_until_sync => {}
+                b'Q' => self.simple_query(&frame).await?,
                 b'P' | b'B' | b'D' | b'E' | b'C' | b'H' => self.extended_batch(frame).await?,
                 // Left over from a COPY that has failed.
                 b'd' | b'c' | b'f' => {}
-                b'F' => {
-                    self.skips_until_sync = false;
-                    self.function_call(frame).await?;
-                }
+                b'F' => self.function_call(frame).await?,
                 tag => {
                     let text = format!("invalid frontend message type {tag}");
                     return Err(SessionEnd::Fatal(SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, text)));

@@ -23,7 +23,7 @@ impl Session {
     pub(super) async fn simple_query(&mut self, frame: &Frame) -> Result<(), SessionEnd> {
         let sql = sql_of_query(frame).map_err(Session::malformed)?;
         let text = readable(&sql);
-        self.in_extended_batch = false;
+        let start = self.begin_simple();
         // A simple query destroys the unnamed statement and portal.
         self.statements.remove(&b""[..]);
         if self.transaction.is_none() {
@@ -40,6 +40,25 @@ impl Session {
             Ok(statements) => self.run_statements(&statements, &text, &sql).await?,
             Err(error) => self.run_unreadable(error, sql.clone()).await?,
         }
+        self.end_simple(start).await
+    }
+
+    /// Where the answer begins in the client's output.
+    fn begin_simple(&mut self) -> usize {
+        (self.in_extended_batch, self.went_out) = (false, false);
+        self.client.output.len()
+    }
+
+    /// Ends what messages of the extended protocol have begun, as their `Sync` would, and says that the session is
+    /// ready.
+    async fn end_simple(&mut self, start: usize) -> Result<(), SessionEnd> {
+        if let Some(transaction) = self.transaction.as_ref().filter(|transaction| transaction.implicit) {
+            let outcome = if transaction.failed { Outcome::Failed } else { Outcome::Done };
+            self.end_implicit_and_tell(outcome, start).await?;
+        }
+        if self.transaction.is_none() {
+            self.portals.clear();
+        }
         self.release();
         self.ready();
         Ok(())
@@ -47,14 +66,12 @@ impl Session {
 
     /// A `FunctionCall` message, up to `ReadyForQuery`. libpq and pgjdbc read and write large objects by it.
     pub(super) async fn function_call(&mut self, frame: Frame) -> Result<(), SessionEnd> {
-        self.in_extended_batch = false;
+        let start = self.begin_simple();
         if !self.is_barred(&Action::UNKNOWN) {
             let traits = traits_of_call(&frame);
             self.run_unit(Request::function(frame), traits).await?;
         }
-        self.release();
-        self.ready();
-        Ok(())
+        self.end_simple(start).await
     }
 
     /// One statement; `sql` are the bytes to send.
