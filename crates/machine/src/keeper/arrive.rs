@@ -13,6 +13,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -490,37 +491,60 @@ pub(super) async fn verdict(
     record: &Arrival,
     heard: Option<Instant>,
 ) -> Result<Verdict, MachineError> {
-    Ok(tokio::select! {
-        ending = machine.wait_ended() => Err(failed(home, format!("it has ended before it was let go: {ending}")))?,
-        goes = keeper.decided(&record.token) => if goes { Verdict::Given } else { Verdict::Kept },
-        verdict = ask_until_decided(home, record, heard) => verdict,
-    })
+    let mut decided = pin!(keeper.decided(&record.token));
+    let mut unreached = None;
+    loop {
+        let asked = tokio::select! {
+            ending = machine.wait_ended() => Err(failed(home, format!("it has ended before it was let go: {ending}")))?,
+            goes = &mut decided => return Ok(if goes { Verdict::Given } else { Verdict::Kept }),
+            asked = ask_until_decided(home, record, heard, &mut unreached) => asked,
+        };
+        let (command, longest) = match asked {
+            Asked::Verdict(verdict) => return Ok(verdict),
+            Asked::MayFence(command, longest) => (command, longest),
+        };
+        tracing::warn!(origin = record.origin, "the source's host is not reached, and is fenced");
+        // Begun, it is not given up for anybody's word: what it does may have been done by then. Where it has
+        // succeeded whoever says later that the machine stays there hears that it runs here.
+        match fence(home, record, command, longest).await {
+            Ok(()) => return Ok(Verdict::Given),
+            Err(reason) => tracing::error!(command, reason, "the source's host may not be fenced"),
+        }
+        tokio::time::sleep(VERDICT_INTERVAL).await;
+    }
 }
 
-async fn ask_until_decided(home: &MachineHome, record: &Arrival, heard: Option<Instant>) -> Verdict {
+/// What has come of asking.
+enum Asked<'a> {
+    Verdict(Verdict),
+    /// The source's host is not reached: with this command, which may take so long.
+    MayFence(&'a str, Duration),
+}
+
+async fn ask_until_decided<'a>(
+    home: &MachineHome,
+    record: &'a Arrival,
+    heard: Option<Instant>,
+    unreached: &mut Option<Instant>,
+) -> Asked<'a> {
     let order = HostOrder::Verdict(record.which(home));
-    let mut unreached: Option<Instant> = None;
     loop {
         let asked = Instant::now();
         let is_unreached = match migration::ask::<Verdict>(&record.origin, &record.keys, &order).await {
             Ok(Verdict::Undecided | Verdict::Unknown) => false,
-            Ok(verdict) => return verdict,
+            Ok(verdict) => return Asked::Verdict(verdict),
             Err(reason) => {
                 tracing::info!(origin = record.origin, %reason, "whether the machine was given away is not known");
                 matches!(reason, Unanswered::Unreachable(_))
             }
         };
-        unreached = is_unreached.then(|| unreached.unwrap_or(asked));
+        *unreached = is_unreached.then(|| unreached.unwrap_or(asked));
         let left = heard.map_or(Duration::ZERO, |heard| FENCE_WITHIN.saturating_sub(heard.elapsed()));
-        if let (Some(command), Some(since)) = (&record.fence, unreached)
+        if let (Some(command), Some(since)) = (&record.fence, *unreached)
             && since.elapsed() >= UNREACHED_MIN
             && !left.is_zero()
         {
-            tracing::warn!(origin = record.origin, "the source's host is not reached, and is fenced");
-            match fence(home, record, command, left).await {
-                Ok(()) => return Verdict::Given,
-                Err(reason) => tracing::error!(command, reason, "the source's host may not be fenced"),
-            }
+            return Asked::MayFence(command, left);
         }
         tokio::time::sleep(VERDICT_INTERVAL).await;
     }

@@ -26,7 +26,7 @@ use crate::{MachineError, MachineHome};
 
 /// What has come.
 enum Next {
-    /// An epoch, since when the source has not missed this side.
+    /// An epoch, and when it was about to be acknowledged.
     Epoch(Instant),
     Said(Said),
 }
@@ -45,10 +45,9 @@ fn next(link: &mut DestinationLink, decoder: &mut Decoder, copy: &Copy) -> Resul
     match link.receive(decoder, copy, copy).map_err(lost)? {
         Received::Epoch(held) => {
             copy.apply().map_err(|error| Broken::Copy(words(error)))?;
-            // The source has heard nothing later when it misses this side.
-            let heard = Instant::now();
+            let acknowledged = Instant::now();
             link.acknowledge(held).map_err(lost)?;
-            Ok(Next::Epoch(heard))
+            Ok(Next::Epoch(acknowledged))
         }
         Received::Message(said) => understand(&said).map(Next::Said).map_err(lost),
     }
@@ -73,7 +72,8 @@ enum Ended {
     Lost(String),
 }
 
-/// Takes epoch after epoch; with since when the source may have missed this side.
+/// Takes epoch after epoch; with since when the source may have missed this side: it has sent the newest epoch once it
+/// had heard of the one before, however long that has lain here.
 fn follow(
     (link, stream): (&mut DestinationLink, &UnixStream),
     decoder: &mut Decoder,
@@ -82,13 +82,14 @@ fn follow(
     detection_s: Option<u64>,
 ) -> (Ended, Instant) {
     let mut heard = Instant::now();
+    let mut acknowledged = heard;
     if let Err(error) = link.say(&message(&Answered::Waiting {})) {
         return (Ended::Lost(words(error)), heard);
     }
     let ended = loop {
         match next(link, decoder, copy) {
             Ok(Next::Epoch(at)) => {
-                heard = at;
+                heard = std::mem::replace(&mut acknowledged, at);
                 // Those before have no devices: nothing could go on from them.
                 let is_whole = !decoder.devices().is_empty();
                 if is_whole && let Err(error) = set_protected(stream, detection_s) {
@@ -104,8 +105,8 @@ fn follow(
             }
             // Until it is here, the one before it counts.
             Ok(Next::Said(Said::Last {})) => match next(link, decoder, copy) {
-                Ok(Next::Epoch(at)) => {
-                    heard = at;
+                Ok(Next::Epoch(_)) => {
+                    heard = acknowledged;
                     break Ended::Last;
                 }
                 Ok(Next::Said(other)) => break Ended::Lost(format!("{other:?} came instead of its last epoch")),
