@@ -122,7 +122,8 @@ pub enum MachineError {
     /// What is left of a machine must never run again.
     #[error(
         "the machine {name} does not run here again: its disk has gone on without it, or that cannot be ruled out; end \
-         what is left of it with: onecopy vm stop {name}"
+         what is left of it with: onecopy vm stop {name}; ask the other host again with: onecopy vm migrate {name} \
+         --resume"
     )]
     Moved {
         /// Its name.

@@ -304,8 +304,12 @@ impl Departure {
     /// # Errors
     /// As [`Departure::of`].
     pub fn protecting(home: &MachineHome) -> Result<Option<Departure>, MachineError> {
-        let known = Departure::of(home)?;
-        Ok(known.filter(Departure::may_go_on_there).filter(|_| !desired_state::is_migrated(home)))
+        Ok(Departure::with_copy(home)?.filter(|_| !desired_state::is_migrated(home)))
+    }
+
+    /// The same, also of one that was handed over and is not known to run there.
+    pub(crate) fn with_copy(home: &MachineHome) -> Result<Option<Departure>, MachineError> {
+        Ok(Departure::of(home)?.filter(Departure::may_go_on_there))
     }
 
     /// It is protected, or copied to be that.
@@ -411,16 +415,24 @@ impl Departure {
     }
 
     /// Given away, and not known to run there.
-    pub fn is_in_doubt(home: &MachineHome) -> bool {
+    pub(crate) fn is_in_doubt(home: &MachineHome) -> bool {
         let is_gone =
             || Departure::of(home).is_ok_and(|known| known.is_some_and(|known| known.state == DepartureState::Gone));
         desired_state::is_migrated(home) && !is_gone()
     }
 
-    /// Whether another host still needs the disk's snapshot.
+    /// Whether another host still needs the disk's snapshot, or may never go on with the machine, whose only disk this
+    /// is then.
     pub fn is_needed(home: &MachineHome) -> bool {
-        let is_given = desired_state::is_migrated(home);
-        is_given && !matches!(Departure::of(home), Ok(Some(Departure { is_whole: true, .. })) | Ok(None))
+        // What a migration gives away is whole only where it runs; a copy before.
+        let runs_there = |known: &Departure| match known.state {
+            DepartureState::Gone => true,
+            DepartureState::Begun => !known.protects,
+            DepartureState::Kept => false,
+        };
+        let has_all = |known: &Departure| known.is_whole && runs_there(known);
+        let is_needed = || Departure::of(home).map_or(true, |known| known.is_some_and(|known| !has_all(&known)));
+        desired_state::is_migrated(home) && is_needed()
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use onecopy_guest_agent::protocol::{Answer, Bytes, Command, Execute, Executed};
 use onecopy_hypervisor::Qemu;
-use onecopy_machine::migration::Departure;
+use onecopy_machine::migration::{Departure, DepartureState};
 use onecopy_machine::{
     BridgedNetwork, Checkpoint, CheckpointTaken, END_TIMEOUT, Forward, GUEST_PORT, GuestImage, GuestServer,
     GuestServerOptions, HardwareAddress, Machine, MachineConfiguration, MachineEnd, MachineError, MachineHome,
@@ -361,11 +361,20 @@ impl Machines {
             return Err(MachineError::Protection { machine: name.to_string(), to, reason }.into());
         }
         if Departure::is_needed(machine.home()) {
-            let to = Departure::of(machine.home())?.map_or_else(|| "another host".to_owned(), |departure| departure.to);
-            let reason = format!(
-                "that host reads its disk from here still; `onecopy disk info` there shows how much is missing, and \
-                 where it needs nothing more: onecopy vm migrate {name} --abandon --force"
-            );
+            let departure = Departure::of(machine.home())?;
+            let has_gone = departure.as_ref().is_some_and(|departure| departure.state == DepartureState::Gone);
+            let to = departure.map_or_else(|| "another host".to_owned(), |departure| departure.to);
+            let reason = if has_gone {
+                format!(
+                    "that host reads its disk from here still; `onecopy disk info` there shows how much is missing, \
+                     and where it needs nothing more: onecopy vm migrate {name} --abandon --force"
+                )
+            } else {
+                format!(
+                    "whether it runs there is not known, and this may be the only disk that it has; ask with: onecopy \
+                     vm migrate {name} --resume"
+                )
+            };
             return Err(MachineError::Migration { machine: format!("what {name} has left"), to, reason }.into());
         }
         let home = machine.home().clone();

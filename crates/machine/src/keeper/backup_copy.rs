@@ -150,12 +150,15 @@ async fn resolve(keeper: &Keeper, ending: &Ending, was_asked: bool) {
 /// # Errors
 /// [`MachineError::Moved`]: it runs there; [`MachineError::Protection`]: that is not known.
 pub(crate) async fn check_start(home: &MachineHome, user: &ServiceUser) -> Result<(), MachineError> {
-    let Some(departure) = Departure::protecting(home)? else { return Ok(()) };
-    if !desired_state::was_to_run(home) {
-        return forget_backup(home, user, &departure, false).await;
+    let Some(departure) = Departure::with_copy(home)? else { return Ok(()) };
+    // Handed over already it is when the other host has asked meanwhile, or when nobody has heard what it answered.
+    if !desired_state::is_migrated(home) {
+        if !desired_state::was_to_run(home) {
+            return forget_backup(home, user, &departure, false).await;
+        }
+        // It has died with its keeper: nothing that was answered is lost where the copy goes on.
+        departure.hand_over(home)?;
     }
-    // It has died with its keeper: nothing that was answered is lost where the copy goes on.
-    departure.hand_over(home)?;
     match conclude::ask_to_go(home, &departure).await {
         Some(Ok(Gone::Running(_))) => {
             Departure { state: DepartureState::Gone, ..departure }.conclude(home)?;

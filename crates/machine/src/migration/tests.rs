@@ -271,6 +271,36 @@ fn a_users_snapshot_is_no_migrations() {
     }
 }
 
+/// Of a machine that is not known to run there this is the only disk, also where a copy of it was whole.
+///
+/// Spec: D6
+#[tokio::test]
+async fn t30_what_a_machine_has_left_is_needed_until_it_runs_there_with_all_of_its_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let side = Side::new(directory.path(), "source").await;
+    let home = &side.home;
+    side.note(DesiredState::Running);
+    let left = |state, is_whole, protects| Departure { state, is_whole, protects, ..departure() };
+    left(DepartureState::Begun, true, true).write(home).unwrap();
+    assert!(!Departure::is_needed(home), "it is here");
+    assert!(Departure::protecting(home).unwrap().is_some());
+    side.note(DesiredState::Migrated);
+    assert!(Departure::with_copy(home).unwrap().is_some());
+    for (state, is_whole, protects, is_needed) in [
+        (DepartureState::Begun, true, true, true),
+        (DepartureState::Begun, false, false, true),
+        (DepartureState::Begun, true, false, false),
+        (DepartureState::Kept, true, false, true),
+        (DepartureState::Gone, false, false, true),
+        (DepartureState::Gone, true, false, false),
+        (DepartureState::Gone, true, true, false),
+    ] {
+        left(state, is_whole, protects).write(home).unwrap();
+        assert_eq!(Departure::is_needed(home), is_needed, "{state:?} {is_whole} {protects}");
+    }
+}
+
 /// Nobody would fetch the rest of a disk that another one lies over.
 ///
 /// Spec: D6

@@ -279,6 +279,16 @@ fn t47_a_protected_machine_goes_on_whoever_is_killed() {
     until("it can begin anew", || sides[0].1.directory.run(&["vm", "start", "web"]).code == Some(0));
     assert_ne!(sides[0].1.guest("web", BOOT), boot);
     assert!(logged(sides[0], 1) >= answered, "{answered} was answered, and flushed");
+    // With their keepers, as when both hosts lose their power: it is the copy's host that asks then. It is protected
+    // again by itself.
+    wait_protected(sides[0]);
+    let of = |side: &Side| ["keeper.lock", "qemu.pid"].map(|file| side.1.process("web", file).expect("it runs"));
+    let all: Vec<u32> = sides.iter().flat_map(|side| of(side)).collect();
+    all.iter().for_each(|process| assert!(send(*process, Signal::KILL)));
+    all.into_iter().for_each(wait_ended);
+    until("its copy's host has asked", || sides[0].1.machine("web")["state"] == "migrated");
+    until("it can begin anew", || sides[0].1.directory.run(&["vm", "start", "web"]).code == Some(0));
+    sides[0].1.guest("web", "true");
     sides[0].1.directory.run(&["vm", "stop", "web", "--force"]).ok();
 }
 

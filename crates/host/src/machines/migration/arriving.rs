@@ -220,6 +220,14 @@ impl Machines {
             }
             match migration::ask::<Verdict>(&record.origin, &record.keys, &order).await {
                 Ok(Verdict::Kept) => break,
+                // Nothing is here that could go on: its host may have it back.
+                Ok(Verdict::Given) if record.state == ArrivalState::Begun => {
+                    let machine = Machine::new(home.clone(), self.user.clone());
+                    if let Err(error) = machine.discard_arrival(&record.token).await {
+                        tracing::warn!(%error, "it is not written down that the machine never comes");
+                    }
+                    return;
+                }
                 Ok(Verdict::Undecided) if begun.elapsed() < patience => tokio::time::sleep(LOOK_INTERVAL).await,
                 _ => return,
             }
