@@ -362,7 +362,8 @@ impl Departure {
             Some(known) if known.state == DepartureState::Begun && !desired_state::is_migrated(home) => {
                 Departure { state: DepartureState::Kept, ..known }.write(home)
             }
-            Some(known) if known.state == DepartureState::Kept => Ok(()),
+            // What was read may not be durable yet.
+            Some(known) if known.state == DepartureState::Kept => synchronize(home),
             _ => Err(MachineError::Moved { name: home.name().clone() }),
         }
     }
@@ -406,7 +407,7 @@ impl Departure {
         let known = Departure::of(home)?.filter(|known| known.token == self.token).ok_or_else(moved)?;
         match known.state {
             DepartureState::Gone => Err(moved()),
-            DepartureState::Kept if !desired_state::is_migrated(home) => Ok(()),
+            DepartureState::Kept if !desired_state::is_migrated(home) => synchronize(home),
             DepartureState::Kept | DepartureState::Begun => {
                 desired_state::take_back(home, user)?;
                 Departure { state: DepartureState::Kept, ..known }.write(home)

@@ -75,8 +75,13 @@ impl Machines {
         match migration::ask::<Verdict>(&record.origin, &record.keys, &order).await {
             Ok(Verdict::Given) => {}
             Ok(Verdict::Kept) => return Err(refused("it goes on where it is".to_owned()).into()),
-            Ok(Verdict::Undecided | Verdict::Unknown) | Err(_) if force && !is_followed => {}
-            Ok(Verdict::Undecided) => return Err(refused("its host has not let it go".to_owned()).into()),
+            // One that answers may run it.
+            Ok(Verdict::Unknown) | Err(Unanswered::Unreachable(_) | Unanswered::Silent(_)) if force && !is_followed => {
+            }
+            Ok(Verdict::Undecided) => {
+                let remedy = "it may run there; where it hangs, kill its QEMU there, or switch that host off";
+                return Err(refused(format!("its host has not let it go; {remedy}")).into());
+            }
             Ok(Verdict::Unknown) => return Err(refused("its host knows nothing of it".to_owned()).into()),
             Err(Unanswered::Unreachable(reason) | Unanswered::Silent(reason)) if !is_followed => {
                 let age = status.and_then(|status| status.newest_unix_ms).map_or_else(String::new, |newest| {

@@ -164,11 +164,13 @@ impl Run {
         let period = Duration::from_millis(self.order.period_ms);
         let mut before: Option<Instant> = None;
         loop {
-            // First: of one that has died the backup is not told to forget it.
+            // In this order: of one that has died, and is not wanted any more because of that, the backup is not told
+            // to forget it.
+            let is_wanted = self.is_wanted();
             if let Some(ending) = self.work.machine.state().ending() {
                 return Err(format!("it has ended: {ending}"));
             }
-            if !self.is_wanted() {
+            if !is_wanted {
                 // Where it is not heard the connection's end is.
                 let _ = sender.say(&Said::End {});
                 return Ok(Ended::Unwanted);

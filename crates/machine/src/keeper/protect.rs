@@ -44,6 +44,9 @@ const RETRY_MAX: Duration = Duration::from_secs(60);
 /// How often it is looked whether something else is wanted.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
+/// How often what is written down is read that cannot be.
+const READ_INTERVAL: Duration = Duration::from_secs(1);
+
 /// What is wanted of a protection that is under way.
 #[derive(Debug, Default)]
 pub(super) struct Protecting {
@@ -266,8 +269,16 @@ async fn session(
         });
     }
     conclude::let_go_standing(keeper, machine).await;
-    // As it is written down by now.
-    let known = Departure::of(home).ok().flatten().filter(|known| known.token == departure.token);
+    // As it is written down by now: whether its copy may be whole, and fences this host.
+    let known = loop {
+        match Departure::of(home) {
+            Ok(known) => break known.filter(|known| known.token == departure.token),
+            Err(error) => {
+                tracing::error!(%error, "what the machine sends is held: whether its copy may go on is not known");
+            }
+        }
+        tokio::time::sleep(READ_INTERVAL).await;
+    };
     run_alone(home, machine, &known.unwrap_or(departure)).await?;
     outcome.map(|_| ())
 }
