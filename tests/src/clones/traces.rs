@@ -104,18 +104,28 @@ fn marks_in(directory: &Path) -> anyhow::Result<Vec<String>> {
         for descriptor in descriptors.flatten() {
             let Ok(text) = std::fs::read_to_string(descriptor.path()) else { continue };
             let of_files = text.lines().filter_map(|line| line.strip_prefix("fanotify ino:"));
-            let known = of_files.filter(|mark| {
-                let inode = mark.split(' ').next().and_then(|number| u64::from_str_radix(number, 16).ok());
-                inode.is_some_and(|inode| inodes.contains(&inode))
-            });
+            let known = of_files.filter(|mark| identity_of(mark).is_some_and(|identity| inodes.contains(&identity)));
             marks.extend(known.map(|mark| format!("{}: {mark}", descriptor.path().display())));
         }
     }
     Ok(marks)
 }
 
-fn collect_inodes(directory: &Path, inodes: &mut std::collections::HashSet<u64>) -> anyhow::Result<()> {
-    inodes.insert(std::fs::metadata(directory).with_context(|| directory.display().to_string())?.ino());
+/// Device and inode of a mark: `INODE sdev:DEVICE ..`.
+fn identity_of(mark: &str) -> Option<(u64, u64)> {
+    let (inode, rest) = mark.split_once(' ')?;
+    let device = rest.strip_prefix("sdev:")?.split(' ').next()?;
+    Some((u64::from_str_radix(device, 16).ok()?, u64::from_str_radix(inode, 16).ok()?))
+}
+
+/// Device, as the kernel has it, and inode. Another test's file on another file system may have the same number.
+fn identity(file: &std::fs::Metadata) -> (u64, u64) {
+    let device = file.dev();
+    ((u64::from(rustix::fs::major(device)) << 20) | u64::from(rustix::fs::minor(device)), file.ino())
+}
+
+fn collect_inodes(directory: &Path, inodes: &mut std::collections::HashSet<(u64, u64)>) -> anyhow::Result<()> {
+    inodes.insert(identity(&std::fs::metadata(directory).with_context(|| directory.display().to_string())?));
     for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
         // A server that runs removes files while we look.
@@ -123,7 +133,7 @@ fn collect_inodes(directory: &Path, inodes: &mut std::collections::HashSet<u64>)
         if metadata.is_dir() {
             collect_inodes(&entry.path(), inodes)?;
         } else {
-            inodes.insert(metadata.ino());
+            inodes.insert(identity(&metadata));
         }
     }
     Ok(())
