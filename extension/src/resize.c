@@ -347,12 +347,12 @@ settle_chunk(uint32 chunk, uint32 target, int *pinned)
 /*
  * Everything above the boundary once; blocked while someone uses a buffer.
  * After an error, as of a page that cannot be written, with the chunk behind
- * that one first: it keeps its own memory only.
+ * it first: it holds up no memory but its own.
  */
 static ResizeResult
 settle(uint32 active)
 {
-	static uint32 begin = 0;	/* also of the pass after an error */
+	static uint32 begin = 0;	/* where the next pass begins */
 	uint32		target = pg_atomic_read_u32(&onecopy->target_chunks);
 	uint32		chunk = begin;
 	int			pinned = 0;

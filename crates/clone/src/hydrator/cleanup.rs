@@ -50,7 +50,7 @@ impl Unfinished {
     }
 }
 
-/// What a service before this one has left of a clone, and why it cannot be removed.
+/// What is left of a clone, and why it cannot be removed.
 pub type Leftover = (Unfinished, CloneError);
 
 /// Removes clones whose plans were kept, with servers and slots; one that was made whole by then is let go. The slot of
