@@ -225,8 +225,8 @@ impl Machines {
         departure.filter(|_| home.is_migrated()).ok_or_else(|| MachineError::Migration { machine, to, reason }.into())
     }
 
-    /// Looks after machines that stand, for a migration or a take, and whose keeper has died, and removes what has come
-    /// to nothing; until it is dropped.
+    /// Gives those machines another keeper that stand, for a migration or a take, or whose output is held, where theirs
+    /// has died, and removes what has come to nothing; until it is dropped.
     pub(crate) async fn look_after_migrations(&self) {
         loop {
             match MachineHome::names(&self.directory.machines()) {
@@ -243,16 +243,18 @@ impl Machines {
 
     async fn look_after_migration(&self, home: MachineHome) {
         let is_broken_off = Arrival::is_broken_off(&home);
-        let stands = (home.is_arriving() || home.is_migrated() || home.is_taking()) && home.process_id().is_some();
+        let is_copied = matches!(Departure::of_copy(&home), Ok(Some(_)));
+        let stands = home.is_arriving() || home.is_migrated() || home.is_taking() || is_copied;
+        let stands = stands && home.process_id().is_some();
         if !is_broken_off && !stands || home.has_keeper() {
             return;
         }
         if is_broken_off {
             return self.clear(&home, Duration::ZERO).await;
         }
-        tracing::info!(machine = %home.name(), "it stands, and has no keeper: the next one begins");
+        tracing::info!(machine = %home.name(), "it stands, or is protected, and has no keeper: the next one begins");
         if let Err(error) = Machine::new(home, self.user.clone()).ensure_keeper().await {
-            tracing::warn!(%error, "a machine that stands is not looked after");
+            tracing::warn!(%error, "a machine is not looked after");
         }
     }
 

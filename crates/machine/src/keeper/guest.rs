@@ -62,27 +62,34 @@ impl Begun {
     }
 }
 
-/// Starts the machine, or takes over the one that runs; then it may be that a stop is to be gone on with.
+/// Takes over the machine that runs; then it may be that a stop is to be gone on with. None: it has ended meanwhile.
+pub(super) async fn adopt(home: &MachineHome, user: &ServiceUser) -> Result<Option<(Machine, Takeover)>, MachineError> {
+    let failed = |error| hypervisor_failed(home.name(), error);
+    let directory = MachineDirectory::new(home.run()).map_err(failed)?;
+    let Some(machine) = Machine::adopt(&directory, TimeLimits::default()).await.map_err(failed)? else {
+        return Ok(None);
+    };
+    let care = take_over(home, user, &machine).await?;
+    if care == Takeover::End {
+        end_unbegun(&machine).await;
+        return Err(MachineError::Checkpoint {
+            machine: home.name().to_string(),
+            reason: "its restore was broken off when its keeper died; it keeps the disk that it had".to_owned(),
+        });
+    }
+    Ok(Some((machine, care)))
+}
+
+/// Starts the machine, of which nothing runs.
 pub(super) async fn start(
     home: &MachineHome,
     user: &ServiceUser,
     begun: Option<Begun>,
-) -> Result<(Machine, Takeover), MachineError> {
+) -> Result<Machine, MachineError> {
     let failed = |error| hypervisor_failed(home.name(), error);
     // Where the link leads: QEMU's paths of sockets are short there.
     let directory = MachineDirectory::new(home.run()).map_err(failed)?;
     let limits = TimeLimits::default();
-    if let Some(machine) = Machine::adopt(&directory, limits).await.map_err(failed)? {
-        let care = take_over(home, user, &machine).await?;
-        if care == Takeover::End {
-            end_unbegun(&machine).await;
-            return Err(MachineError::Checkpoint {
-                machine: home.name().to_string(),
-                reason: "its restore was broken off when its keeper died; it keeps the disk that it had".to_owned(),
-            });
-        }
-        return Ok((machine, care));
-    }
     let mut configuration = configuration(home, &home.configuration()?, user)?;
     // It is let go by us, once that is known to be right.
     configuration.starts_paused = true;
@@ -143,7 +150,7 @@ pub(super) async fn start(
         }
         return Err(error);
     }
-    Ok((machine, Takeover::Leave))
+    Ok(machine)
 }
 
 /// A fork has its parent's addresses until it is told its own, and its parent's server: it must not be heard, nor hear,
@@ -361,7 +368,7 @@ mod tests {
         let (home, user) = (&machines.home, &machines.user);
         desired_state::begin(home, user, Duration::ZERO).await.unwrap();
         machines.start(None).await;
-        let (machine, care) = start(home, user, None).await.unwrap();
+        let (machine, care) = adopt(home, user).await.unwrap().unwrap();
         assert_eq!((care, machine.state()), (Takeover::Resume, State::Running), "its keeper had not let it go");
         assert_eq!(desired_state::find(home, user), Found::Own(DesiredState::Running));
 
@@ -399,6 +406,7 @@ mod tests {
         assert!(error.contains("disk has gone on without it"), "{error}");
         assert_eq!(machine.state(), State::Paused);
         machine.quit().await.unwrap();
+        assert!(adopt(home, user).await.unwrap().is_none(), "whoever comes to take it over begins nothing");
         // Nor is it booted again.
         let error = desired_state::begin(home, user, Duration::ZERO).await.unwrap_err().to_string();
         assert!(error.contains("does not run here again"), "{error}");
@@ -415,7 +423,7 @@ mod tests {
         user.create_directory(&home.numbered_disk(1)).unwrap();
         desired_state::begin(home, user, Duration::ZERO).await.unwrap();
         machines.start(Some(Incoming::Deferred)).await;
-        let error = start(home, user, None).await.err().map(|error| error.to_string()).unwrap_or_default();
+        let error = adopt(home, user).await.err().map(|error| error.to_string()).unwrap_or_default();
         assert!(error.contains("its restore was broken off"), "{error}");
         assert_eq!(home.process_id(), None);
         restore::forget(home).unwrap();

@@ -133,9 +133,11 @@ async fn keep(
     stops: &mut mpsc::Receiver<Stop>,
 ) -> Result<Vec<oneshot::Sender<()>>, MachineError> {
     let disk_failed = |reason| MachineError::Ended { machine: home.name().to_string(), reason };
-    let (served, mut restored) = match home.process_id() {
-        Some(_) => (memory::take_over(home).await, None),
-        None => match expected(home, user).await? {
+    // Looked at once: one that ends meanwhile is not begun by who came to take it over.
+    let is_there = home.process_id().is_some();
+    let (served, restored) = match is_there {
+        true => (memory::take_over(home).await, None),
+        false => match expected(home, user).await? {
             Some(record) => {
                 let arriving = arrive::begin(home, user, keeper, record).await;
                 match arriving {
@@ -152,7 +154,6 @@ async fn keep(
             }
         },
     };
-    let is_there = home.process_id().is_some();
     // One that comes just now leads its disk there itself.
     let come = arrival_of(home).filter(|record| !record.is_whole && (is_there || record.state == ArrivalState::Here));
     if let Some(record) = come {
@@ -164,9 +165,9 @@ async fn keep(
         }
     }
     keeper.change(|status| status.memory_process_id = served.as_ref().and_then(Server::process_id));
-    let held = match home.process_id() {
-        Some(_) => network::take_over(home).await,
-        None => match network::begin(home).await {
+    let held = match is_there {
+        true => network::take_over(home).await,
+        false => match network::begin(home).await {
             Ok(held) => held,
             Err(error) => {
                 if let Some(restored) = restored {
@@ -192,35 +193,30 @@ async fn keep(
     };
     keeper.change(|status| status.disk_process_id = disk.process_id());
     let mut servers = Servers { disk, memory: served, network: held };
-    if home.process_id().is_none()
-        && let Ok(Stop { done, .. }) = stops.try_recv()
-    {
+    if !is_there && let Ok(Stop { done, .. }) = stops.try_recv() {
         servers.close(home).await;
         let reason = "it was told to stop before it began".to_owned();
         note(home, &MachineEnd { clean: true, reason, unix_ms: unix_ms() });
         return Ok(vec![done]);
     }
-    // What it begins with is there once: without that it would boot.
-    let is_restored = restored.is_some();
     let is_arriving = matches!(restored, Some(Begun::Arriving(_)));
-    let begins_here = matches!(restored, Some(Begun::Arriving(_))) || desired_state::is_arriving(home);
-    let (machine, care) = loop {
-        // It may stand by for long, for a machine elsewhere.
-        let started = tokio::select! {
-            started = guest::start(home, user, restored.take()) => started,
-            never = servers.look_after(keeper, is_arriving) => match never {},
-        };
-        match started {
-            Ok(started) => break started,
-            // It runs, and needs its disk: it is not given up, however long its monitor is unresponsive.
-            Err(error) if !is_restored && home.process_id().is_some() => {
-                tracing::error!(%error, "the machine runs and cannot be reached");
-                tokio::time::sleep(ADOPT_INTERVAL).await;
-            }
-            Err(error) => {
-                servers.close(home).await;
-                return Err(error);
-            }
+    let begins_here = is_arriving || desired_state::is_arriving(home);
+    let begun = async {
+        match is_there {
+            true => adopt(home, user).await,
+            false => guest::start(home, user, restored).await.map(|machine| (machine, Takeover::Leave)),
+        }
+    };
+    // It may stand by for long, for a machine elsewhere.
+    let begun = tokio::select! {
+        begun = begun => begun,
+        never = servers.look_after(keeper, is_arriving) => match never {},
+    };
+    let (machine, care) = match begun {
+        Ok(begun) => begun,
+        Err(error) => {
+            servers.close(home).await;
+            return Err(error);
         }
     };
     // Its keeper has died before it was known where it goes on. Where that record is broken it stands.
@@ -306,6 +302,27 @@ async fn keep(
     }
     note(home, &end);
     Ok(waiting)
+}
+
+/// Takes over the machine that was there. It needs its disk: it is not given up, however long its monitor does not
+/// answer.
+async fn adopt(home: &MachineHome, user: &ServiceUser) -> Result<(Machine, Takeover), MachineError> {
+    loop {
+        match guest::adopt(home, user).await {
+            Ok(Some(adopted)) => return Ok(adopted),
+            Ok(None) => {
+                // Where it has died its copy goes on.
+                backup_copy::check_start(home, user).await?;
+                let reason = "it ended while nobody looked after it".to_owned();
+                return Err(MachineError::Ended { machine: home.name().to_string(), reason });
+            }
+            Err(error) if home.process_id().is_some() => {
+                tracing::error!(%error, "the machine runs and cannot be reached");
+                tokio::time::sleep(ADOPT_INTERVAL).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// The machine that is to come here, if this one is that. One that was protected elsewhere does not start before it is

@@ -246,10 +246,6 @@ fn t47_a_protected_machine_goes_on_whoever_is_killed() {
         let killed: Vec<u32> = named.filter(|process| send(*process, Signal::KILL)).collect();
         assert_eq!(killed.len(), victims.len(), "{what}");
         killed.into_iter().for_each(wait_ended);
-        if victims.contains(&(0, "keeper.lock")) && !goes {
-            // Somebody must look after it; the copy's host does, where it asks.
-            sides[0].1.guest("web", "true");
-        }
         // Others go on where they were.
         let voids = [(0, "keeper.lock"), (0, "disk.pid"), (1, "keeper.lock"), (1, "qemu.pid"), (1, "memory.pid")];
         let is_void = |victim: &(usize, &str)| voids.contains(victim);
@@ -269,6 +265,23 @@ fn t47_a_protected_machine_goes_on_whoever_is_killed() {
         let states = sides.map(|side| side.1.machine("web")["state"].clone());
         assert!(states[0] == "running" && states[1] != "running", "{what}: {states:?}");
     }
+    // One that dies just when it is given another keeper.
+    wait_protected(sides[0]);
+    writer.goes_on();
+    let [keeper, qemu] = ["keeper.lock", "qemu.pid"].map(|file| sides[0].1.process("web", file).expect("it runs"));
+    assert!(send(qemu, Signal::STOP) && send(keeper, Signal::KILL));
+    wait_ended(keeper);
+    until("it has another keeper", || sides[0].1.process("web", "keeper.lock").is_some());
+    let answered = writer.answered();
+    assert!(send(qemu, Signal::KILL));
+    wait_ended(qemu);
+    client.goes_on("it died before its keeper had reached it");
+    writer.goes_on();
+    until("it has left nothing running", || sides[0].1.machine("web")["state"] == "migrated");
+    sides.reverse();
+    protect(sides[0], sides[1], &[]).ok();
+    check(sides[0], &boot);
+    assert!(logged(sides[0], 1) >= answered, "{answered} was answered");
     // Both at once.
     wait_protected(sides[0]);
     writer.goes_on();
