@@ -1,6 +1,6 @@
 //! The process that looks after one machine.
 
-pub(crate) mod arrive;
+mod arrive;
 mod arriving_disk;
 mod backup;
 pub(crate) mod backup_copy;
@@ -35,6 +35,7 @@ mod shared_disk;
 mod stand_by;
 mod state;
 mod unresponsive;
+pub(crate) mod verdict;
 
 pub use checkpoint::CheckpointTaken;
 pub(super) use memory::{clear as clear_memory, is_private, refuse_elsewhere};

@@ -25,7 +25,7 @@ use super::state::Keeper;
 use super::unresponsive::unix_ms;
 use super::{
     MachineState, arrive, arriving_disk, backup_copy, conclude, guest, memory, migrate, network, parts, protect,
-    restore, unresponsive,
+    restore, unresponsive, verdict,
 };
 use crate::desired_state::{self, DesiredState, Takeover};
 use crate::machine::END_TIMEOUT;
@@ -222,7 +222,7 @@ async fn keep(
     // Its keeper has died before it was known where it goes on. Where that record is broken it stands.
     let decided = match arrival_of(home).filter(|_| desired_state::is_arriving(home)) {
         Some(record) => tokio::select! {
-            decided = arrive::decide(home, user, &machine, keeper, &record, None) => decided,
+            decided = verdict::decide(home, user, &machine, keeper, &record, None) => decided,
             never = servers.look_after(keeper, false) => match never {},
         },
         None => Ok(()),

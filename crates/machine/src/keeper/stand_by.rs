@@ -3,25 +3,23 @@
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::process::Stdio;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use onecopy_checkpoint::delta::Decoder;
 use onecopy_checkpoint::link::Received;
 use onecopy_hypervisor::Machine;
 use onecopy_postgres::ServiceUser;
-use rustix::process::{Pid, Signal, kill_process_group};
-use tokio::process::Command;
 
-use super::arrive::{Arriving, discard, failed, go_on, keep_there, load, note_prefix, verdict};
+use super::arrive::{Arriving, load, note_prefix};
 use super::backup::Copy;
 use super::link::{Answered, DestinationLink, Said, message, set_protected, understand};
 use super::migrate::words;
 use super::protection::{ProtectionRole, ProtectionState, ProtectionStatus};
 use super::state::Keeper;
 use super::unresponsive::unix_ms;
-use crate::migration::{Arrival, Verdict};
+use super::verdict::{discard, failed, go_on, keep_there, wait_verdict};
+use crate::migration::Verdict;
 use crate::{MachineError, MachineHome};
 
 /// What has come.
@@ -194,7 +192,7 @@ impl Arriving {
             keeper.change_protection(|status| {
                 (status.state, status.reason) = (ProtectionState::Unprotected, Some(reason));
             });
-            let verdict = verdict(home, machine, &keeper, &record, Some(heard)).await;
+            let verdict = wait_verdict(home, machine, &keeper, &record, Some(heard)).await;
             if !matches!(verdict, Ok(Verdict::Given)) {
                 close(Some(copy));
                 return Err(verdict.err().unwrap_or_else(|| keep_there(home, &record)));
@@ -219,32 +217,5 @@ impl Arriving {
         keeper.change(|told| told.protection = None);
         note_prefix(home, machine, &prefix);
         Ok(())
-    }
-}
-
-/// Fences the host that a protected machine comes from, within `longest`; it never runs there again when this returns.
-///
-/// # Errors
-/// In words: that is not known.
-pub(super) async fn fence(
-    home: &MachineHome,
-    record: &Arrival,
-    command: &str,
-    longest: Duration,
-) -> Result<(), String> {
-    let mut fencing = Command::new("/bin/sh");
-    fencing.arg("-c").arg(command).current_dir("/").stdin(Stdio::null()).kill_on_drop(true).process_group(0);
-    fencing.env("ONECOPY_MACHINE", home.name().as_str()).env("ONECOPY_ORIGIN", &record.origin);
-    let mut fencing = fencing.spawn().map_err(|error| format!("it cannot be run: {error}"))?;
-    let group = fencing.id().and_then(|group| Pid::from_raw(group.cast_signed()));
-    let Ok(ended) = tokio::time::timeout(longest, fencing.wait()).await else {
-        // With all that it has begun: nothing of it fences anybody later.
-        let _ = group.map(|group| kill_process_group(group, Signal::KILL));
-        return Err(format!("it has not ended within {} s", longest.as_secs()));
-    };
-    match ended {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("it has ended with {status}")),
-        Err(error) => Err(format!("how it has ended is not known: {error}")),
     }
 }

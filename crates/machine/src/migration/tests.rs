@@ -8,7 +8,7 @@ use onecopy_hypervisor::State;
 
 use super::*;
 use crate::desired_state::{DesiredState, Takeover};
-use crate::keeper::arrive;
+use crate::keeper::verdict;
 
 /// One host's part of a migration: its files are real, its QEMU is a word.
 struct Side {
@@ -105,7 +105,7 @@ const STEPS: [fn(&mut Side, &mut Side); 10] = [
     |source, _| source.note(DesiredState::Migrated),
     // Before it is let go: from then on a machine that has died there is started again there, from its disk.
     |_, destination| arrival(ArrivalState::Here).write(&destination.home).unwrap(),
-    |_, destination| arrive::promise(&destination.home, &arrival(ArrivalState::Begun)).unwrap(),
+    |_, destination| verdict::promise(&destination.home, &arrival(ArrivalState::Begun)).unwrap(),
     |_, destination| destination.let_go(),
     |source, _| {
         Departure { state: DepartureState::Gone, ..departure() }.conclude(&source.home).unwrap();
@@ -148,7 +148,7 @@ fn recover(source: &mut Side, destination: &mut Side) {
     if destination.machine.is_some() && desired_state::is_arriving(&destination.home) {
         match Departure::verdict(&source.home, "one") {
             Verdict::Given => {
-                arrive::promise(&destination.home, &arrival(ArrivalState::Begun)).unwrap();
+                verdict::promise(&destination.home, &arrival(ArrivalState::Begun)).unwrap();
                 destination.let_go();
             }
             Verdict::Kept => destination.machine = None,
@@ -227,20 +227,20 @@ async fn t30_a_disk_that_was_promised_stays_and_a_machine_that_is_here_is_never_
     let side = Side::new(directory.path(), "destination").await;
     let (home, record) = (&side.home, arrival(ArrivalState::Begun));
     record.write(home).unwrap();
-    assert!(arrive::promise(home, &record).is_ok(), "one that has only begun its run");
+    assert!(verdict::promise(home, &record).is_ok(), "one that has only begun its run");
     fs::write(home.configuration_file(), "").unwrap();
     fs::write(home.restoring_file(), "0\n").unwrap();
     record.write(home).unwrap();
     side.note(DesiredState::Arriving);
     assert_eq!(record.outcome(home).unwrap(), None);
     // What the keeper does is killed after each of its steps: at the last one it is not known any more.
-    arrive::promise(home, &record).unwrap();
+    verdict::promise(home, &record).unwrap();
     assert!(!home.restoring_file().exists(), "no start forgets the disk");
     assert!(Arrival::discard(home, "one").is_err());
     assert_eq!(Arrival::of(home).unwrap().unwrap().state, ArrivalState::Here);
     desired_state::check_may_run(home, &side.user).unwrap();
     // Again, where its keeper has died between the two.
-    arrive::promise(home, &record).unwrap();
+    verdict::promise(home, &record).unwrap();
 }
 
 /// Spec: D5
