@@ -307,7 +307,7 @@ impl Arriving {
         }
         match (word, said) {
             (Some(false), _) => return Err(keep_there(home, &record)),
-            (Some(true), _) | (None, Ok(Said::Go {})) => go_on(home, user, machine, &record).await?,
+            (Some(true), _) | (None, Ok(Said::Go {})) => go_on(home, user, machine, &keeper, &record, false).await?,
             (None, other) => {
                 tracing::warn!(?other, "the source is lost, and whether the machine runs there is not known");
                 decide(home, user, machine, &keeper, &record, Some(last_heard)).await?;

@@ -306,7 +306,7 @@ pub(super) async fn greet(machine: &Machine) -> Option<Agent> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use onecopy_hypervisor::configuration::{AsynchronousIo, FileFormat, Incoming};
     use onecopy_hypervisor::{CommandLine, HostTraits, QemuVersion};
     use onecopy_testing::process;
@@ -315,14 +315,14 @@ mod tests {
     use crate::configuration::PROCESSORS_MAX;
 
     /// A machine's directory, whose QEMU finds nothing to boot and ends with the test.
-    struct Machines {
-        home: MachineHome,
-        user: ServiceUser,
+    pub(in crate::keeper) struct Machines {
+        pub(in crate::keeper) home: MachineHome,
+        pub(in crate::keeper) user: ServiceUser,
         _directory: onecopy_testing::TestDirectory,
     }
 
     impl Machines {
-        fn new() -> Machines {
+        pub(in crate::keeper) fn new() -> Machines {
             let directory = onecopy_testing::TestDirectory::new().unwrap();
             let (home, user) = (MachineHome::at(&directory.join("web")).unwrap(), ServiceUser::resolve(None).unwrap());
             std::fs::create_dir(home.root()).unwrap();
@@ -332,7 +332,7 @@ mod tests {
         }
 
         /// One that stands, or waits for what another one sends.
-        async fn start(&self, incoming: Option<Incoming>) {
+        pub(in crate::keeper) async fn start(&self, incoming: Option<Incoming>) {
             let image = self.home.root().join("empty.raw");
             std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
             let mut configuration = Configuration::new("nothing-to-boot", 64 << 20, Boot::FirstDisk);

@@ -169,9 +169,10 @@ fn arrived_word(machine: &Machine) -> String {
 
 /// The guest of a machine that comes from another host has its addresses: it is not given them anew. Written down
 /// before it runs, so that also the next keeper announces it.
-pub(super) fn note_arriving(home: &MachineHome, machine: &Machine) {
-    if home.configuration().is_ok_and(|configuration| configuration.network.is_some()) {
-        note_identity(home, &arrived_word(machine));
+pub(super) fn note_arriving(home: &MachineHome, machine: &Machine) -> Result<(), MachineError> {
+    match home.configuration().is_ok_and(|configuration| configuration.network.is_some()) {
+        true => write_own_file(&home.identity_file(), arrived_word(machine).as_bytes(), 0o600),
+        false => Ok(()),
     }
 }
 

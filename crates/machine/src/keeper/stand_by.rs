@@ -213,7 +213,7 @@ impl Arriving {
             discard(home, &record);
             return Err(error);
         }
-        go_on(home, user, machine, &record).await?;
+        go_on(home, user, machine, &keeper, &record, true).await?;
         keeper.change(|told| told.protection = None);
         note_prefix(home, machine, &prefix);
         Ok(())

@@ -1,6 +1,7 @@
 //! Where a machine goes on that stands here and may run where it comes from: its host is asked, or fenced, or a person
 //! says it, and what is known is written down before it runs.
 
+use std::io::ErrorKind;
 use std::pin::pin;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::Command;
 
 use super::link::FENCE_WITHIN;
+use super::protection::{ProtectionRole, ProtectionState, ProtectionStatus};
 use super::state::Keeper;
 use super::{guest, network, restore};
 use crate::desired_state;
@@ -44,23 +46,70 @@ pub(super) fn keep_there(home: &MachineHome, record: &Arrival) -> MachineError {
     }
 }
 
-/// It was given away, and goes on here.
+/// It was given away, and goes on here. Where there is no room to write that down it does not; but one that
+/// `is_alone`, of which there may be nothing else, stands until there is, and so does one of which half is written down.
 pub(super) async fn go_on(
     home: &MachineHome,
     user: &ServiceUser,
     machine: &Machine,
+    keeper: &Keeper,
     record: &Arrival,
+    is_alone: bool,
 ) -> Result<(), MachineError> {
     if let Some(ending) = machine.state().ending().filter(|_| record.state != ArrivalState::Here) {
         // Not promised yet: it goes on where it was.
         tracing::warn!(%ending, "the machine has ended before it was let go");
         return Err(keep_there(home, record));
     }
-    network::note_arriving(home, machine);
-    promise(home, record)?;
+    let mut told = String::new();
+    while let Err(error) = network::note_arriving(home, machine).and_then(|()| promise(home, record)) {
+        let is_promised = matches!(Arrival::of(home), Ok(Some(Arrival { state: ArrivalState::Here, .. })));
+        if matches!(error, MachineError::Moved { .. }) || !is_alone && !is_promised {
+            return Err(error);
+        }
+        let reason = format!("that it goes on here cannot be written down: {error}");
+        if reason != told {
+            tracing::error!(reason, "the machine stands");
+            keeper.change_protection(|status| {
+                (status.state, status.reason) = (ProtectionState::Unprotected, Some(reason.clone()));
+            });
+            told = reason;
+        }
+        wait_for_room(home, machine, keeper, record).await?;
+    }
     guest::run(home, user, machine).await?;
     network::announce_often(home);
     Ok(())
+}
+
+/// Waits a while. An error: it does not go on here, because somebody says so, or cannot any more.
+async fn wait_for_room(
+    home: &MachineHome,
+    machine: &Machine,
+    keeper: &Keeper,
+    record: &Arrival,
+) -> Result<(), MachineError> {
+    let order = HostOrder::Verdict(record.which(home));
+    let asked = async {
+        tokio::time::sleep(VERDICT_INTERVAL).await;
+        match tokio::fs::File::open(home.memory()).await {
+            Err(error) if matches!(error.kind(), ErrorKind::NotConnected | ErrorKind::ConnectionAborted) => {
+                Err(MachineError::file("open", home.memory())(error))
+            }
+            _ => Ok(migration::ask::<Verdict>(&record.origin, &record.keys, &order).await),
+        }
+    };
+    let is_kept = tokio::select! {
+        ending = machine.wait_ended() => Err(failed(home, format!("it has ended before it was let go: {ending}")))?,
+        goes = keeper.decided(&record.token) => !goes,
+        // Without who serves its memory it could only die.
+        asked = asked => matches!(asked?, Ok(Verdict::Kept)),
+    };
+    match is_kept.then(|| keep_there(home, record)) {
+        // That was promised: nobody's word changes it.
+        None | Some(MachineError::Moved { .. }) => Ok(()),
+        Some(kept) => Err(kept),
+    }
 }
 
 /// Before it runs: what has run here is never taken back where it was, also when it dies at once.
@@ -84,12 +133,21 @@ pub(super) async fn decide(
 ) -> Result<(), MachineError> {
     if record.state == ArrivalState::Here {
         // That was promised: nobody's word changes it.
-        return go_on(home, user, machine, record).await;
+        return go_on(home, user, machine, keeper, record, true).await;
+    }
+    if record.protects {
+        let status = ProtectionStatus::new(ProtectionRole::Backup, record.origin.clone());
+        let (state, reason) = (ProtectionState::Unprotected, Some("its keeper has died".to_owned()));
+        keeper.change(|told| {
+            told.protection.get_or_insert(ProtectionStatus { state, reason, ..status });
+        });
     }
     match wait_verdict(home, machine, keeper, record, heard).await? {
-        Verdict::Given => go_on(home, user, machine, record).await,
-        Verdict::Kept | Verdict::Undecided | Verdict::Unknown => Err(keep_there(home, record)),
+        Verdict::Given => go_on(home, user, machine, keeper, record, record.protects).await?,
+        Verdict::Kept | Verdict::Undecided | Verdict::Unknown => return Err(keep_there(home, record)),
     }
+    keeper.change(|told| told.protection = None);
+    Ok(())
 }
 
 /// What becomes of a machine that may run where it comes from: that is asked there, or a person says it. That host may
@@ -179,5 +237,97 @@ async fn fence(home: &MachineHome, record: &Arrival, command: &str, longest: Dur
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("it has ended with {status}")),
         Err(error) => Err(format!("how it has ended is not known: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use onecopy_hypervisor::State;
+    use tokio::sync::mpsc;
+
+    use super::super::guest::adopt;
+    use super::super::guest::tests::Machines;
+    use super::*;
+    use crate::desired_state::DesiredState;
+
+    /// A machine that stands, and was given away to this host.
+    async fn given(machines: &Machines) -> (Machine, Arc<Keeper>, Arrival) {
+        let (home, user) = (&machines.home, &machines.user);
+        let record = Arrival {
+            token: "one".to_owned(),
+            origin: "here:1".to_owned(),
+            keys: "/keys".into(),
+            state: ArrivalState::Begun,
+            is_whole: true,
+            shared_disk: None,
+            protects: true,
+            fence: None,
+            detection_s: None,
+        };
+        desired_state::begin(home, user, Duration::ZERO).await.unwrap();
+        desired_state::note(home, DesiredState::Arriving).unwrap();
+        record.write(home).unwrap();
+        machines.start(None).await;
+        fs::write(home.memory(), "").unwrap();
+        let machine = adopt(home, user).await.unwrap().unwrap().0;
+        assert_eq!(machine.state(), State::Paused);
+        let keeper = Arc::new(Keeper::new(home.clone(), user.clone(), mpsc::channel(1).0));
+        let status = ProtectionStatus::new(ProtectionRole::Backup, record.origin.clone());
+        keeper.change(|told| told.protection = Some(status));
+        (machine, keeper, record)
+    }
+
+    /// What a machine is that was given away may be all that there is of it: where there is no room to write down that
+    /// it goes on here, it stands until there is, or until it is said that it goes on elsewhere. Once half of it is
+    /// written down nobody says that any more, whatever machine it is.
+    ///
+    /// Spec: D8
+    #[tokio::test]
+    async fn p3_a_machine_that_was_given_away_waits_for_room() {
+        let machines = Machines::new();
+        let (home, user) = (&machines.home, &machines.user);
+        let (arrival, standing) = (home.arrival_file(), home.root().join("standing.json"));
+        // What cannot be written, whether it may be all that there is, and whether somebody says that it never runs.
+        for (file, is_alone, is_given_up) in
+            [(&arrival, true, false), (&standing, false, true), (&arrival, true, true), (&arrival, false, false)]
+        {
+            let (machine, keeper, record) = given(&machines).await;
+            // No file of this name can be written.
+            let unfinished = file.with_extension("unfinished");
+            fs::create_dir(&unfinished).unwrap();
+            let mut going = pin!(go_on(home, user, &machine, &keeper, &record, is_alone));
+            let went = tokio::time::timeout(VERDICT_INTERVAL * 2, &mut going).await;
+            assert_eq!(machine.state(), State::Paused);
+            let is_promised = file == &standing;
+            if !is_alone && !is_promised {
+                let error = went.expect("its source has it").unwrap_err().to_string();
+                assert!(error.contains("arrival.unfinished"), "{error}");
+                machine.quit().await.unwrap();
+                fs::remove_dir(&unfinished).unwrap();
+                continue;
+            }
+            assert!(went.is_err(), "{went:?}");
+            let reason = keeper.change(|status| status.protection.clone().and_then(|status| status.reason));
+            assert!(reason.clone().is_some_and(|reason| reason.contains("cannot be written down")), "{reason:?}");
+            if is_given_up {
+                let waiting = keeper.deciding.lock().unwrap().take().expect("it listens");
+                waiting.1.send(false).unwrap();
+            }
+            if is_given_up && !is_promised {
+                // Nor can that be written down; but it never runs here.
+                going.await.unwrap_err();
+                fs::remove_dir(&unfinished).unwrap();
+            } else {
+                let went = tokio::time::timeout(VERDICT_INTERVAL * 2, &mut going).await;
+                assert!(went.is_err(), "{went:?}");
+                fs::remove_dir(&unfinished).unwrap();
+                going.await.unwrap();
+                assert_eq!(machine.state(), State::Running);
+                assert_eq!(Arrival::of(home).unwrap().map(|record| record.state), Some(ArrivalState::Here));
+            }
+            machine.quit().await.unwrap();
+        }
     }
 }

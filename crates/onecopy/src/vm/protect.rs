@@ -199,7 +199,7 @@ pub fn line(status: &ProtectionStatus) -> String {
             format!("a copy of the machine at {host}: {epochs} checkpoints{age}")
         }
         (ProtectionRole::Backup, ProtectionState::Unprotected) => {
-            format!("a copy of the machine at {host}, which is lost ({reason}){age}; see: onecopy vm failover --help")
+            format!("a copy of the machine at {host} that stands by: {reason}{age}; see: onecopy vm failover --help")
         }
     }
 }
