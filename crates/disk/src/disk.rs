@@ -224,13 +224,18 @@ impl Disk {
 
     /// Does a request on the disk's own threads. Completions come in any order. Waits for room when 4096 requests wait.
     pub fn submit(&self, request: Request, completion: Completion) {
-        self.0.workers.submit(request, None, completion);
+        self.0.workers.submit(request, false, None, completion);
     }
 
     /// The same for a requester that may withdraw it: then its completion is never called, also when it had withdrawn
     /// before.
     pub fn submit_for(&self, requester: &Requester, request: Request, completion: Completion) {
-        self.0.workers.submit(request, Some(requester.clone()), completion);
+        self.0.workers.submit(request, false, Some(requester.clone()), completion);
+    }
+
+    /// The same, and what it changes is durable before it is answered.
+    pub fn submit_durable(&self, requester: &Requester, request: Request, completion: Completion) {
+        self.0.workers.submit(request, true, Some(requester.clone()), completion);
     }
 
     /// Ends what was submitted for a requester: when this returns nothing of it changes the disk any more, and no

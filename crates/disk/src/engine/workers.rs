@@ -25,6 +25,8 @@ type Result<T> = std::result::Result<T, DiskError>;
 /// A request on its way.
 struct Job {
     request: Request,
+    /// It is flushed before it is answered.
+    is_durable: bool,
     /// Bytes of it that are zeroed already.
     zeroed_bytes: u64,
     waiter: Arc<Waiter>,
@@ -65,6 +67,8 @@ struct State {
 struct Pool {
     name: &'static str,
     threads_max: usize,
+    /// Where what is to be durable goes on; none in that pool itself.
+    flush: Option<Arc<Pool>>,
     state: Mutex<State>,
     /// There is work, or no more to come.
     work: Condvar,
@@ -109,8 +113,9 @@ impl Drop for InProgress<'_> {
 }
 
 impl Pool {
-    fn new(name: &'static str, threads_max: usize) -> Arc<Pool> {
-        Arc::new(Pool { name, threads_max, state: Mutex::default(), work: Condvar::new(), progress: Condvar::new() })
+    fn new(name: &'static str, threads_max: usize, flush: Option<Arc<Pool>>) -> Arc<Pool> {
+        let (state, work, progress) = (Mutex::default(), Condvar::new(), Condvar::new());
+        Arc::new(Pool { name, threads_max, flush, state, work, progress })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -122,6 +127,10 @@ impl Pool {
         while state.jobs.len() >= QUEUE_MAX && !state.is_closed && !job.waiter.has_withdrawn() {
             state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        self.put(core, state, job);
+    }
+
+    fn put(self: &Arc<Pool>, core: &Arc<Core>, mut state: MutexGuard<'_, State>, job: Job) {
         if state.is_closed || job.waiter.has_withdrawn() {
             drop(state);
             return job.waiter.complete(Err(DiskError::Closed));
@@ -138,7 +147,10 @@ impl Pool {
                     let mut job = state.jobs.pop_back();
                     drop(state);
                     while let Some(step) = job {
-                        job = core.perform_all(vec![step]);
+                        job = match core.perform_all(vec![step]) {
+                            Some(Left::Rest(rest) | Left::Flush(rest)) => Some(rest),
+                            None => None,
+                        };
                     }
                     return;
                 }
@@ -149,7 +161,7 @@ impl Pool {
     }
 
     /// The thread of a worker.
-    fn work(&self, core: &Core) {
+    fn work(&self, core: &Arc<Core>) {
         loop {
             let mut state = self.state();
             state.idle += 1;
@@ -171,7 +183,16 @@ impl Pool {
             drop(state);
             let waiters = jobs.iter().map(|job| job.waiter.clone()).collect();
             let mut doing = InProgress { pool: self, waiters, left: None };
-            doing.left = core.perform_all(jobs);
+            match core.perform_all(jobs) {
+                Some(Left::Rest(job)) => doing.left = Some(job),
+                // Before it leaves this pool: a close waits for it in one of the two. It has had its room in a queue.
+                Some(Left::Flush(job)) => {
+                    if let Some(flush) = &self.flush {
+                        flush.put(core, flush.state(), job);
+                    }
+                }
+                None => {}
+            }
         }
     }
 
@@ -222,15 +243,23 @@ impl Pool {
 
 impl Workers {
     pub(crate) fn new(core: Arc<Core>) -> Workers {
+        let flush = Pool::new("disk-flush", 1, None);
         Workers {
             core,
-            local: Pool::new("disk-local", LOCAL_THREADS_MAX),
-            remote: Pool::new("disk-remote", REMOTE_THREADS_MAX),
-            flush: Pool::new("disk-flush", 1),
+            local: Pool::new("disk-local", LOCAL_THREADS_MAX, Some(flush.clone())),
+            remote: Pool::new("disk-remote", REMOTE_THREADS_MAX, Some(flush.clone())),
+            flush,
         }
     }
 
-    pub(crate) fn submit(&self, request: Request, requester: Option<Requester>, completion: Completion) {
+    /// With `is_durable` it is flushed before it is answered, as a flush is.
+    pub(crate) fn submit(
+        &self,
+        request: Request,
+        is_durable: bool,
+        requester: Option<Requester>,
+        completion: Completion,
+    ) {
         let pool = match &request {
             Request::Flush => &self.flush,
             Request::Read { offset, length, .. } => self.pool(*offset, *length),
@@ -246,7 +275,8 @@ impl Workers {
             }
         };
         let waiter = Arc::new(Waiter { requester, completion: Mutex::new(Some(completion)) });
-        pool.submit(&self.core, Job { request, zeroed_bytes: 0, waiter });
+        let is_durable = is_durable && !matches!(request, Request::Flush);
+        pool.submit(&self.core, Job { request, is_durable, zeroed_bytes: 0, waiter });
     }
 
     fn pool(&self, offset: u64, length: u64) -> &Arc<Pool> {
@@ -281,8 +311,8 @@ impl Workers {
 }
 
 impl Core {
-    /// Does them; gives what is left of one that takes long.
-    fn perform_all(&self, jobs: Vec<Job>) -> Option<Job> {
+    /// Does them; gives what is left to be done of one.
+    fn perform_all(&self, jobs: Vec<Job>) -> Option<Left> {
         let are_flushes = jobs.len() > 1;
         if are_flushes && self.flush().is_ok() {
             jobs.iter().for_each(|job| job.waiter.complete(Ok(Vec::new())));
@@ -291,8 +321,11 @@ impl Core {
         let mut left = None;
         for job in jobs {
             match self.perform(&job.request, job.zeroed_bytes, job.waiter.requester.as_ref()) {
+                Ok(Progress::Done(_)) if job.is_durable => {
+                    left = Some(Left::Flush(Job { request: Request::Flush, is_durable: false, ..job }));
+                }
                 Ok(Progress::Done(bytes)) => job.waiter.complete(Ok(bytes)),
-                Ok(Progress::Zeroed(zeroed_bytes)) => left = Some(Job { zeroed_bytes, ..job }),
+                Ok(Progress::Zeroed(zeroed_bytes)) => left = Some(Left::Rest(Job { zeroed_bytes, ..job })),
                 Err(error) => job.waiter.complete(Err(error)),
             }
         }
@@ -334,6 +367,14 @@ impl Core {
         let zeroed_bytes = self.zero_step(offset, length, frees_space, step, requester)?;
         Ok(if zeroed_bytes < length { Progress::Zeroed(zeroed_bytes) } else { Progress::Done(Vec::new()) })
     }
+}
+
+/// What is left to be done.
+enum Left {
+    /// Of one that takes long.
+    Rest(Job),
+    /// Of one that is to be durable.
+    Flush(Job),
 }
 
 /// How far a request is.

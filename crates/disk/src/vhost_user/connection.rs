@@ -62,8 +62,7 @@ impl Connection {
         }
         let disk = self.backend.attach().map_err(|error| refuse("the disk cannot be attached", error))?;
         self.backend.drain.forget();
-        let event_index = self.features & feature::EVENT_IDX != 0;
-        let started = ring.start(self.memory.clone(), event_index, self.inflight.as_ref(), disk);
+        let started = ring.start(self.memory.clone(), self.features, self.inflight.as_ref(), disk);
         started.map_err(|error| {
             let _ = self.backend.detach_if_idle();
             refuse("a ring cannot start", error)

@@ -48,6 +48,13 @@ pub(super) enum Operation {
     },
 }
 
+impl Operation {
+    /// Whether it changes what the disk holds.
+    pub(super) fn is_change(&self) -> bool {
+        matches!(self, Operation::Write { .. } | Operation::Discard { .. } | Operation::WriteZeroes { .. })
+    }
+}
+
 /// A request that has a place for its answer.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
@@ -58,6 +65,8 @@ pub(super) struct Call {
     pub(super) status_address: u64,
     /// The data's buffers: the guest's bytes of a write, the room for a read's.
     pub(super) data: Vec<Segment>,
+    /// It is flushed before it is answered.
+    pub(super) is_durable: bool,
 }
 
 impl Call {
@@ -85,7 +94,7 @@ impl Call {
             Operation::Write { .. } => chain.readable.clone(),
             _ => Vec::new(),
         };
-        Ok(Call { head, operation, status_address, data })
+        Ok(Call { head, operation, status_address, data, is_durable: false })
     }
 
     /// The data's places in guest memory, as the storage core takes them.

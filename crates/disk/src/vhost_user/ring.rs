@@ -17,6 +17,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::chain::Chain;
+use super::config::feature;
 use super::counters::Counters;
 use super::drain::StopReason;
 use super::inflight::InflightArea;
@@ -100,6 +101,8 @@ pub(super) struct Life {
     pub(super) number: u64,
     pub(super) disk: Disk,
     pub(super) requester: Requester,
+    /// The driver knows no flush: what it changes is durable before it is answered (VIRTIO 1.2, 5.2.6.2).
+    pub(super) is_write_through: bool,
 }
 
 /// What a ring's thread does next.
@@ -192,20 +195,25 @@ impl Ring {
     pub(super) fn start(
         self: &Arc<Self>,
         memory: Arc<Memory>,
-        event_index: bool,
+        features: u64,
         inflight: Option<&Arc<InflightArea>>,
         disk: Disk,
     ) -> Result<(), RingError> {
         let mut state = self.state();
         let (Some(addresses), Some(kick)) = (state.addresses, state.kick.clone()) else { return Ok(()) };
-        let split = translate(addresses, &memory, state.size, event_index)?;
+        let split = translate(addresses, &memory, state.size, features & feature::EVENT_IDX != 0)?;
         let queue = |area: &Arc<InflightArea>| area.queue(self.index, split.size).ok_or(RingError::Inflight);
         let inflight = inflight.map(queue).transpose()?;
         let progress = Progress::begin(split, memory, state.base, inflight)?;
         state.life += 1;
         let requester = Requester::default();
-        let (ring, life) =
-            (self.clone(), Life { number: state.life, disk: disk.clone(), requester: requester.clone() });
+        let life = Life {
+            number: state.life,
+            disk: disk.clone(),
+            requester: requester.clone(),
+            is_write_through: features & feature::FLUSH == 0,
+        };
+        let ring = self.clone();
         let thread = std::thread::Builder::new()
             .name(format!("vhost-ring-{}", self.index))
             .spawn(move || worker::run(&ring, &life, &kick))

@@ -93,7 +93,10 @@ fn drain(descriptor: impl AsFd) {
 fn serve(ring: &Arc<Ring>, life: &Life, (memory, split): (&Memory, &Split), head: u16, scratch: &mut Scratch) -> bool {
     let walked = scratch.chain.walk(memory, split.descriptors, split.size, head);
     let request = match walked.and_then(|()| Call::decode(memory, head, &mut scratch.chain)) {
-        Ok(request) => request,
+        Ok(request) => {
+            let is_durable = life.is_write_through && request.operation.is_change();
+            Call { is_durable, ..request }
+        }
         Err(error) => {
             tracing::debug!(ring = ring.index, head, %error, "a chain is no request");
             ring.counters.malformed.add(1);
@@ -109,9 +112,13 @@ fn serve(ring: &Arc<Ring>, life: &Life, (memory, split): (&Memory, &Split), head
         Outcome::Waits(order) => {
             ring.counters.waited.add(1);
             let is_full = ring.wait_for(&request);
+            let is_durable = request.is_durable;
             let (ring, number) = (ring.clone(), life.number);
             let answer = move |outcome| ring.answer(number, &request, outcome);
-            life.disk.submit_for(&life.requester, order, Box::new(answer));
+            match is_durable {
+                true => life.disk.submit_durable(&life.requester, order, Box::new(answer)),
+                false => life.disk.submit_for(&life.requester, order, Box::new(answer)),
+            }
             is_full
         }
     }
@@ -143,7 +150,9 @@ fn at_once(ring: &Ring, disk: &Disk, memory: &Memory, request: &Call, scratch: &
             if memory.gather(&request.data, data).is_err() {
                 return Outcome::Done(put_status(memory, request, status::IO_ERROR, 0, counters));
             }
-            match disk.try_write(offset, data, segments) {
+            let tried =
+                if request.is_durable { Ok(Attempt::WouldWait) } else { disk.try_write(offset, data, segments) };
+            match tried {
                 Ok(Attempt::Done) => answer(Ok(&[])),
                 Ok(Attempt::WouldWait) => {
                     Outcome::Waits(Request::Write { offset, data: data.to_vec(), segments: segments.clone() })
@@ -210,7 +219,8 @@ fn put_status(memory: &Memory, request: &Call, status: u8, data_bytes: usize, co
     let _ = memory.write(request.status_address, &[status]);
     let kind = match request.operation {
         Operation::Flush => Kind::Flush,
-        Operation::Write { .. } | Operation::Discard { .. } | Operation::WriteZeroes { .. } => Kind::Change,
+        _ if request.is_durable => Kind::Flush,
+        operation if operation.is_change() => Kind::Change,
         _ => Kind::Other,
     };
     Done { head: request.head, length: data_bytes as u32 + 1, kind }

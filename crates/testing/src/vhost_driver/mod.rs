@@ -29,12 +29,13 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 /// `VHOST_F_LOG_ALL` (linux/vhost.h): the device marks its writes into memory.
 const LOG_ALL: u64 = 1 << 26;
 /// `VIRTIO_F_EVENT_IDX`: both sides say up to where they need no notification.
+const FLUSH: u64 = 1 << 9;
 const EVENT_INDEX: u64 = 1 << 29;
 /// All that a driver asks for (VIRTIO 1.2, 5.2.3 and 6). A back end that offers less refuses.
 const FEATURES: u64 = (1 << 1) // SIZE_MAX
     | (1 << 2) // SEG_MAX
     | (1 << 6) // BLK_SIZE
-    | (1 << 9) // FLUSH
+    | FLUSH
     | (1 << 10) // TOPOLOGY
     | (1 << 12) // MQ
     | (1 << 13) // DISCARD
@@ -88,6 +89,8 @@ pub struct DriverOptions {
     pub event_index: bool,
     /// Whether requests under way are kept in an area that outlives the back end.
     pub track_in_flight: bool,
+    /// Whether it knows flush.
+    pub flushes: bool,
 }
 
 impl Default for DriverOptions {
@@ -99,6 +102,7 @@ impl Default for DriverOptions {
             spare_bytes: 1 << 20,
             event_index: true,
             track_in_flight: true,
+            flushes: true,
         }
     }
 }
@@ -229,8 +233,9 @@ impl Driver {
     }
 
     fn features(&self, log: bool) -> u64 {
-        let without = if self.options.event_index { 0 } else { EVENT_INDEX };
-        FEATURES & !without & if log { u64::MAX } else { !LOG_ALL }
+        let chosen = [(EVENT_INDEX, self.options.event_index), (FLUSH, self.options.flushes), (LOG_ALL, log)];
+        let left_out = chosen.into_iter().filter(|(_, is_wanted)| !is_wanted);
+        left_out.fold(FEATURES, |features, (feature, _)| features & !feature)
     }
 
     fn negotiate(&mut self, log: bool) -> Result<(), DriverError> {

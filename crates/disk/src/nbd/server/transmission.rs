@@ -220,21 +220,11 @@ impl Transmission {
 
     /// Hands a change to the disk's workers; with FUA it is flushed before it is answered.
     fn change(&self, disk: &Disk, header: RequestHeader, request: Request, ticket: Ticket) {
-        if header.flags & command_flag::FUA == 0 {
-            let changed = self.completion(ticket, |ticket, _| ticket.done());
-            return disk.submit_for(&self.requester, request, changed);
+        let changed = self.completion(ticket, |ticket, _| ticket.done());
+        match header.flags & command_flag::FUA {
+            0 => disk.submit_for(&self.requester, request, changed),
+            _ => disk.submit_durable(&self.requester, request, changed),
         }
-        let (again, workers, shared) = (disk.clone(), Arc::clone(&self.workers), Arc::clone(&self.shared));
-        let requester = self.requester.clone();
-        let flush = move |outcome: Result<Vec<u8>, DiskError>| match outcome {
-            // From a thread of ours: a completion must not wait, and handing over a request may.
-            Ok(_) => workers.run(move || {
-                let flushed = completion(shared, ticket, |ticket, _| ticket.done());
-                again.submit_for(&requester, Request::Flush, flushed);
-            }),
-            Err(error) => ticket.elsewhere(|ticket| fail(&shared, ticket, &error)),
-        };
-        disk.submit_for(&self.requester, request, Box::new(flush));
     }
 
     fn on_source(&self, source: &Arc<dyn Source>, header: RequestHeader, ticket: Ticket) {

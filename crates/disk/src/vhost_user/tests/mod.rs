@@ -138,6 +138,39 @@ fn b32_discards_and_zeroes_read_as_zeros() {
     assert_eq!(read(&mut driver, 0, 32768), expected);
 }
 
+/// Spec: D5
+#[test]
+fn b32_what_a_driver_changes_that_knows_no_flush_is_durable_when_it_is_answered() {
+    let fixture = Fixture::new(1);
+    for flushes in [true, false] {
+        let mut driver = fixture.driver(DriverOptions { flushes, ..DriverOptions::default() });
+        let flushed = || fixture.attachment.current().unwrap().statistics().flushes;
+        let mut before = flushed();
+        for ask in [
+            Ask::Write { sector: 8, data: &pattern(1, 4096) },
+            Ask::Write { sector: 17, data: &pattern(2, 512) },
+            Ask::WriteZeroes { sector: 8, sectors: 8, may_unmap: false },
+            Ask::Discard { sector: 16, sectors: 8 },
+        ] {
+            assert_eq!(status(&mut driver, ask), 0, "{ask:?}");
+            assert_eq!(flushed() > before, !flushes, "{ask:?}");
+            before = flushed();
+        }
+        assert_eq!(read(&mut driver, 8, 4096), [0; 4096]);
+        assert_eq!(flushed(), before, "a read");
+        // Its answer is that of a flush, and kept back with those.
+        fixture.backend.hold(CompletionHold::Flushes);
+        driver.submit(0, Ask::Write { sector: 8, data: &pattern(3, 512) }).unwrap().unwrap();
+        driver.kick(0).unwrap();
+        if !flushes {
+            until("it is kept back", || fixture.backend.statistics().held == 1);
+            driver.stop(0).unwrap();
+        }
+        assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 0);
+        fixture.backend.hold(CompletionHold::Nothing);
+    }
+}
+
 /// A request beyond the disk's end, or of broken sectors, fails; the ring goes on.
 ///
 /// Spec: C5
