@@ -4,6 +4,7 @@ mod arrive;
 mod arriving_disk;
 mod backup;
 pub(crate) mod backup_copy;
+mod begin;
 mod brake;
 mod checkpoint;
 mod conclude;

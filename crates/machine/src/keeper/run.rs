@@ -15,21 +15,20 @@ use onecopy_control::socket;
 use onecopy_hypervisor::{EndCause, Ending, Machine, State};
 use onecopy_postgres::ServiceUser;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 
 use super::guest::Begun;
-use super::server::{Launch, Server};
 use super::servers::Servers;
 use super::service::serve;
 use super::state::Keeper;
 use super::unresponsive::unix_ms;
 use super::{
-    MachineState, arrive, arriving_disk, backup_copy, conclude, guest, memory, migrate, network, parts, protect,
-    restore, unresponsive, verdict,
+    MachineState, arriving_disk, backup_copy, begin, conclude, guest, migrate, network, parts, protect, restore,
+    unresponsive,
 };
 use crate::desired_state::{self, DesiredState, Takeover};
 use crate::machine::END_TIMEOUT;
-use crate::migration::{Arrival, ArrivalState, Departure, DepartureState};
+use crate::migration::{Departure, DepartureState};
 use crate::{MachineConfiguration, MachineEnd, MachineError, MachineHome};
 use onecopy_directory::{DirectoryLock, LockState};
 
@@ -41,9 +40,6 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often it tries.
 const LOCK_INTERVAL: Duration = Duration::from_millis(50);
-
-/// The time between attempts to reach a machine that runs and does not answer.
-const ADOPT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A request that the machine ends.
 pub(super) struct Stop {
@@ -132,107 +128,23 @@ async fn keep(
     keeper: &Arc<Keeper>,
     stops: &mut mpsc::Receiver<Stop>,
 ) -> Result<Vec<oneshot::Sender<()>>, MachineError> {
-    let disk_failed = |reason| MachineError::Ended { machine: home.name().to_string(), reason };
     // Looked at once: one that ends meanwhile is not begun by who came to take it over.
     let is_there = home.process_id().is_some();
-    let (served, restored) = match is_there {
-        true => (memory::take_over(home).await, None),
-        false => match expected(home, user).await? {
-            Some(record) => {
-                let arriving = arrive::begin(home, user, keeper, record).await;
-                match arriving {
-                    Ok((server, arriving)) => (Some(server), Some(Begun::Arriving(Box::new(arriving)))),
-                    Err(error) => {
-                        memory::close(home, None).await;
-                        return Err(error);
-                    }
-                }
-            }
-            None => {
-                let (server, restored) = memory::begin(home, user).await?;
-                (server, restored.map(Begun::Restored))
-            }
-        },
-    };
-    // One that comes just now leads its disk there itself.
-    let come = arrival_of(home).filter(|record| !record.is_whole && (is_there || record.state == ArrivalState::Here));
-    if let Some(record) = come {
-        if let Err(error) = arriving_disk::serve_source(home, user, &record, watch::channel(true).1) {
-            tracing::error!(%error, "what is not here yet of the disk cannot be read");
-        }
-        if !desired_state::is_arriving(home) {
-            tokio::spawn(arriving_disk::look_after_disk(home.clone(), record));
-        }
-    }
-    keeper.change(|status| status.memory_process_id = served.as_ref().and_then(Server::process_id));
-    let held = match is_there {
-        true => network::take_over(home).await,
-        false => match network::begin(home).await {
-            Ok(held) => held,
-            Err(error) => {
-                if let Some(restored) = restored {
-                    restored.refuse(home, &error).await;
-                }
-                memory::close(home, served).await;
-                return Err(error);
-            }
-        },
-    };
-    keeper.change(|status| status.network_process_id = held.as_ref().and_then(Server::process_id));
-    let disk = match Server::start(home, Launch::Disk(user.clone())).await {
-        Ok(disk) => disk,
-        Err(reason) => {
-            let error = disk_failed(reason);
-            if let Some(restored) = restored {
-                restored.refuse(home, &error).await;
-            }
-            network::close(home, held).await;
-            memory::close(home, served).await;
-            return Err(error);
-        }
-    };
-    keeper.change(|status| status.disk_process_id = disk.process_id());
-    let mut servers = Servers { disk, memory: served, network: held };
+    let (mut servers, begun) = begin::servers(home, user, keeper, is_there).await?;
     if !is_there && let Ok(Stop { done, .. }) = stops.try_recv() {
         servers.close(home).await;
         let reason = "it was told to stop before it began".to_owned();
         note(home, &MachineEnd { clean: true, reason, unix_ms: unix_ms() });
         return Ok(vec![done]);
     }
-    let is_arriving = matches!(restored, Some(Begun::Arriving(_)));
-    let begins_here = is_arriving || desired_state::is_arriving(home);
-    let begun = async {
-        match is_there {
-            true => adopt(home, user).await,
-            false => guest::start(home, user, restored).await.map(|machine| (machine, Takeover::Leave)),
-        }
-    };
-    // It may stand by for long, for a machine elsewhere.
-    let begun = tokio::select! {
-        begun = begun => begun,
-        never = servers.look_after(keeper, is_arriving) => match never {},
-    };
-    let (machine, care) = match begun {
+    let comes = matches!(begun, Some(Begun::Arriving(_))) || desired_state::is_arriving(home);
+    let (machine, care) = match begin::machine(home, user, keeper, &mut servers, begun, is_there).await {
         Ok(begun) => begun,
         Err(error) => {
             servers.close(home).await;
             return Err(error);
         }
     };
-    // Its keeper has died before it was known where it goes on. Where that record is broken it stands.
-    let decided = match arrival_of(home).filter(|_| desired_state::is_arriving(home)) {
-        Some(record) => tokio::select! {
-            decided = verdict::decide(home, user, &machine, keeper, &record, None) => decided,
-            never = servers.look_after(keeper, false) => match never {},
-        },
-        None => Ok(()),
-    };
-    if let Err(error) = decided {
-        machine.kill();
-        let _ = machine.wait_killed().await;
-        servers.close(home).await;
-        return Err(error);
-    }
     // Only from here on: before that nobody lets it go.
     keeper.set_machine(machine.clone());
     if let Err(error) = migrate::settle(home).await {
@@ -243,19 +155,59 @@ async fn keep(
     } else {
         protect::resume(keeper, &machine);
     }
-    if let Some(record) = arrival_of(home).filter(|record| begins_here && !record.is_whole) {
+    if let Some(record) = begin::arrival_of(home).filter(|record| comes && !record.is_whole) {
         tokio::spawn(arriving_disk::look_after_disk(home.clone(), record));
     }
-    let (became_unresponsive, mut unresponsive) = mpsc::channel(1);
     let patience = Patience::of(home);
+    let ended = until_ended(home, keeper, stops, &mut servers, (&machine, care), patience).await?;
+    tracing::info!(ending = %ended.ending, "the machine has ended");
+    keeper.change(|status| (status.state, status.process_id) = (MachineState::Stopping, None));
+    backup_copy::resolve_end(keeper, &ended.ending, ended.was_asked).await;
+    servers.close(home).await;
+    let mut end = end_of(&ended.ending, ended.was_forced);
+    if ended.was_unresponsive {
+        let seconds = patience.silent_after.as_secs();
+        (end.clean, end.reason) = (false, format!("it was ended: its guest ran and did not answer for {seconds} s"));
+    }
+    if let Ok(Some(Departure { to, state: DepartureState::Gone, .. })) = Departure::of(home) {
+        (end.clean, end.reason) = (true, format!("it goes on at {to}"));
+    }
+    note(home, &end);
+    Ok(ended.waiting)
+}
+
+/// How a machine has ended.
+struct Ended {
+    ending: Arc<Ending>,
+    /// Who waits to hear it.
+    waiting: Vec<oneshot::Sender<()>>,
+    /// Somebody had it end, or its guest was unresponsive.
+    was_asked: bool,
+    was_forced: bool,
+    was_unresponsive: bool,
+}
+
+/// Looks after a machine and its servers until it has ended, by itself or because somebody asks for that.
+async fn until_ended(
+    home: &MachineHome,
+    keeper: &Arc<Keeper>,
+    stops: &mut mpsc::Receiver<Stop>,
+    servers: &mut Servers,
+    (machine, care): (&Machine, Takeover),
+    patience: Patience,
+) -> Result<Ended, MachineError> {
+    let (became_unresponsive, mut unresponsive) = mpsc::channel(1);
     let greeter = tokio::spawn(look_after_agent(machine.clone(), Arc::clone(keeper), patience, became_unresponsive));
     let mut terminated =
         signal(SignalKind::terminate()).map_err(MachineError::file("listen for signals of", home.root()))?;
+    let begin_end = |force, timeout| {
+        keeper.change(|status| status.state = MachineState::Stopping);
+        tokio::spawn(end(machine.clone(), Arc::clone(keeper), force, timeout))
+    };
     let (mut waiting, mut ender, mut was_forced, mut was_unresponsive) = (Vec::new(), None, false, false);
     if care == Takeover::Stop {
         tracing::info!("the machine was being ended when its keeper died: that goes on");
-        keeper.change(|status| status.state = MachineState::Stopping);
-        ender = Some(tokio::spawn(end(machine.clone(), Arc::clone(keeper), false, END_TIMEOUT)));
+        ender = Some(begin_end(false, END_TIMEOUT));
     }
     let ending = loop {
         tokio::select! {
@@ -268,9 +220,8 @@ async fn keep(
                 }
                 waiting.push(done);
                 was_forced |= force;
-                keeper.change(|status| status.state = MachineState::Stopping);
                 // A second one, which may be in more of a hurry, goes beside the first.
-                let previous = ender.replace(tokio::spawn(end(machine.clone(), Arc::clone(keeper), force, timeout)));
+                let previous = ender.replace(begin_end(force, timeout));
                 if let Some(previous) = previous.filter(|_| force) {
                     previous.abort();
                 }
@@ -278,66 +229,15 @@ async fn keep(
             Some(()) = unresponsive.recv(), if patience.ends_unresponsive && ender.is_none() => {
                 tracing::error!("the guest is unresponsive, and the machine is ended");
                 was_unresponsive = true;
-                keeper.change(|status| status.state = MachineState::Stopping);
-                ender = Some(tokio::spawn(end(machine.clone(), Arc::clone(keeper), true, END_TIMEOUT)));
+                ender = Some(begin_end(true, END_TIMEOUT));
             }
             _ = terminated.recv() => {
-                keeper.change(|status| status.state = MachineState::Stopping);
-                ender.get_or_insert_with(|| tokio::spawn(end(machine.clone(), Arc::clone(keeper), false, END_TIMEOUT)));
+                ender.get_or_insert_with(|| begin_end(false, END_TIMEOUT));
             }
         }
     };
     greeter.abort();
-    tracing::info!(ending = %ending, "the machine has ended");
-    keeper.change(|status| (status.state, status.process_id) = (MachineState::Stopping, None));
-    backup_copy::resolve_end(keeper, &ending, ender.is_some()).await;
-    servers.close(home).await;
-    let mut end = end_of(&ending, was_forced);
-    if was_unresponsive {
-        let seconds = patience.silent_after.as_secs();
-        (end.clean, end.reason) = (false, format!("it was ended: its guest ran and did not answer for {seconds} s"));
-    }
-    if let Ok(Some(Departure { to, state: DepartureState::Gone, .. })) = Departure::of(home) {
-        (end.clean, end.reason) = (true, format!("it goes on at {to}"));
-    }
-    note(home, &end);
-    Ok(waiting)
-}
-
-/// Takes over the machine that was there. It needs its disk: it is not given up, however long its monitor does not
-/// answer.
-async fn adopt(home: &MachineHome, user: &ServiceUser) -> Result<(Machine, Takeover), MachineError> {
-    loop {
-        match guest::adopt(home, user).await {
-            Ok(Some(adopted)) => return Ok(adopted),
-            Ok(None) => {
-                // Where it has died its copy goes on.
-                backup_copy::check_start(home, user).await?;
-                let reason = "it ended while nobody looked after it".to_owned();
-                return Err(MachineError::Ended { machine: home.name().to_string(), reason });
-            }
-            Err(error) if home.process_id().is_some() => {
-                tracing::error!(%error, "the machine runs and cannot be reached");
-                tokio::time::sleep(ADOPT_INTERVAL).await;
-            }
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// The machine that is to come here, if this one is that. One that was protected elsewhere does not start before it is
-/// known that it does not run there.
-async fn expected(home: &MachineHome, user: &ServiceUser) -> Result<Option<Arrival>, MachineError> {
-    backup_copy::check_start(home, user).await?;
-    arrive::expected(home)
-}
-
-/// What is written down of its coming: who looks after a machine that runs goes on without a record that is broken.
-fn arrival_of(home: &MachineHome) -> Option<Arrival> {
-    Arrival::of(home).unwrap_or_else(|error| {
-        tracing::error!(%error, "it is not known whether the machine has come from another host");
-        None
-    })
+    Ok(Ended { ending, waiting, was_asked: ender.is_some(), was_forced, was_unresponsive })
 }
 
 /// How long a guest may be unresponsive, and what follows.

@@ -1,0 +1,165 @@
+//! What a keeper does first: the servers that a machine needs, and then its QEMU, started or taken over from a keeper
+//! that has died.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use onecopy_hypervisor::Machine;
+use onecopy_postgres::ServiceUser;
+use tokio::sync::watch;
+
+use super::guest::Begun;
+use super::server::{Launch, Server};
+use super::servers::Servers;
+use super::state::Keeper;
+use super::{arrive, arriving_disk, backup_copy, guest, memory, network, verdict};
+use crate::desired_state::{self, Takeover};
+use crate::migration::{Arrival, ArrivalState};
+use crate::{MachineError, MachineHome};
+
+/// The time between attempts to reach a machine that runs and does not answer.
+const ADOPT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Starts a machine's servers, or takes over those of one that is there; with what it begins from that does not boot.
+pub(super) async fn servers(
+    home: &MachineHome,
+    user: &ServiceUser,
+    keeper: &Arc<Keeper>,
+    is_there: bool,
+) -> Result<(Servers, Option<Begun>), MachineError> {
+    let (memory, begun) = match is_there {
+        true => (memory::take_over(home).await, None),
+        false => memory_of(home, user, keeper).await?,
+    };
+    keeper.change(|status| status.memory_process_id = memory.as_ref().and_then(Server::process_id));
+    // One that comes just now leads its disk there itself.
+    let come = arrival_of(home).filter(|record| !record.is_whole && (is_there || record.state == ArrivalState::Here));
+    if let Some(record) = come {
+        if let Err(error) = arriving_disk::serve_source(home, user, &record, watch::channel(true).1) {
+            tracing::error!(%error, "what is not here yet of the disk cannot be read");
+        }
+        if !desired_state::is_arriving(home) {
+            tokio::spawn(arriving_disk::look_after_disk(home.clone(), record));
+        }
+    }
+    let network = match is_there {
+        true => Ok(network::take_over(home).await),
+        false => network::begin(home).await,
+    };
+    let network = match network {
+        Ok(network) => network,
+        Err(error) => return Err(give_up(home, begun, (memory, None), error).await),
+    };
+    keeper.change(|status| status.network_process_id = network.as_ref().and_then(Server::process_id));
+    let disk = match Server::start(home, Launch::Disk(user.clone())).await {
+        Ok(disk) => disk,
+        Err(reason) => {
+            let error = MachineError::Ended { machine: home.name().to_string(), reason };
+            return Err(give_up(home, begun, (memory, network), error).await);
+        }
+    };
+    keeper.change(|status| status.disk_process_id = disk.process_id());
+    Ok((Servers { disk, memory, network }, begun))
+}
+
+/// The memory of a machine of which nothing runs. One that was protected elsewhere does not start before it is known
+/// that it does not run there.
+async fn memory_of(
+    home: &MachineHome,
+    user: &ServiceUser,
+    keeper: &Arc<Keeper>,
+) -> Result<(Option<Server>, Option<Begun>), MachineError> {
+    backup_copy::check_start(home, user).await?;
+    let Some(record) = arrive::expected(home)? else {
+        let (server, restored) = memory::begin(home, user).await?;
+        return Ok((server, restored.map(Begun::Restored)));
+    };
+    match arrive::begin(home, user, keeper, record).await {
+        Ok((server, arriving)) => Ok((Some(server), Some(Begun::Arriving(Box::new(arriving))))),
+        Err(error) => {
+            memory::close(home, None).await;
+            Err(error)
+        }
+    }
+}
+
+/// Ends the servers of a machine that does not begin because of this error, which whoever sends it hears.
+async fn give_up(
+    home: &MachineHome,
+    begun: Option<Begun>,
+    (memory, network): (Option<Server>, Option<Server>),
+    error: MachineError,
+) -> MachineError {
+    if let Some(begun) = begun {
+        begun.refuse(home, &error).await;
+    }
+    network::close(home, network).await;
+    memory::close(home, memory).await;
+    error
+}
+
+/// Starts a machine over its servers, or takes over the one that was there, once it is known that it runs here; with
+/// what is to be done first. It may stand by for long, for a machine elsewhere.
+pub(super) async fn machine(
+    home: &MachineHome,
+    user: &ServiceUser,
+    keeper: &Arc<Keeper>,
+    servers: &mut Servers,
+    begun: Option<Begun>,
+    is_there: bool,
+) -> Result<(Machine, Takeover), MachineError> {
+    let is_arriving = matches!(begun, Some(Begun::Arriving(_)));
+    let begun = async {
+        match is_there {
+            true => adopt(home, user).await,
+            false => guest::start(home, user, begun).await.map(|machine| (machine, Takeover::Leave)),
+        }
+    };
+    let (machine, care) = tokio::select! {
+        begun = begun => begun?,
+        never = servers.look_after(keeper, is_arriving) => match never {},
+    };
+    // Its keeper has died before it was known where it goes on. Where that record is broken it stands.
+    let decided = match arrival_of(home).filter(|_| desired_state::is_arriving(home)) {
+        Some(record) => tokio::select! {
+            decided = verdict::decide(home, user, &machine, keeper, &record, None) => decided,
+            never = servers.look_after(keeper, false) => match never {},
+        },
+        None => Ok(()),
+    };
+    if let Err(error) = decided {
+        machine.kill();
+        let _ = machine.wait_killed().await;
+        return Err(error);
+    }
+    Ok((machine, care))
+}
+
+/// Takes over the machine that was there. It needs its disk: it is not given up, however long its monitor does not
+/// answer.
+async fn adopt(home: &MachineHome, user: &ServiceUser) -> Result<(Machine, Takeover), MachineError> {
+    loop {
+        match guest::adopt(home, user).await {
+            Ok(Some(adopted)) => return Ok(adopted),
+            Ok(None) => {
+                // Where it has died its copy goes on.
+                backup_copy::check_start(home, user).await?;
+                let reason = "it ended while nobody looked after it".to_owned();
+                return Err(MachineError::Ended { machine: home.name().to_string(), reason });
+            }
+            Err(error) if home.process_id().is_some() => {
+                tracing::error!(%error, "the machine runs and cannot be reached");
+                tokio::time::sleep(ADOPT_INTERVAL).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// What is written down of its coming: who looks after a machine that runs goes on without a record that is broken.
+pub(super) fn arrival_of(home: &MachineHome) -> Option<Arrival> {
+    Arrival::of(home).unwrap_or_else(|error| {
+        tracing::error!(%error, "it is not known whether the machine has come from another host");
+        None
+    })
+}
