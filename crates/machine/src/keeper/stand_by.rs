@@ -16,10 +16,11 @@ use super::backup::Copy;
 use super::link::{Answered, DestinationLink, Said, message, set_protected, understand};
 use super::migrate::words;
 use super::protection::{ProtectionRole, ProtectionState, ProtectionStatus};
+use super::restore::Restored;
 use super::state::Keeper;
 use super::unresponsive::unix_ms;
 use super::verdict::{discard, failed, go_on, keep_there, wait_verdict};
-use crate::migration::Verdict;
+use crate::migration::{Arrival, Verdict};
 use crate::{MachineError, MachineHome};
 
 /// What has come.
@@ -182,12 +183,38 @@ impl Arriving {
         // The source hears that nobody is there any more.
         let _ = stream.shutdown(Shutdown::Both);
         drop(link);
+        let left = Left { decoder, prefix, record, keeper, copy, restored };
+        left.go_on_alone(home, user, machine, lost.map(|reason| (reason, heard))).await
+    }
+}
+
+/// A machine's copy whose source says nothing more.
+struct Left {
+    decoder: Decoder,
+    prefix: Vec<u8>,
+    record: Arrival,
+    keeper: Arc<Keeper>,
+    copy: Copy,
+    restored: Restored,
+}
+
+impl Left {
+    /// Lets it go on here, once it is known that it may: `lost` says why that is not known, and until when the source
+    /// cannot have missed this side.
+    async fn go_on_alone(
+        self,
+        home: &MachineHome,
+        user: &ServiceUser,
+        machine: &Machine,
+        lost: Option<(String, Instant)>,
+    ) -> Result<(), MachineError> {
+        let Left { decoder, prefix, record, keeper, copy, restored } = self;
         if decoder.devices().is_empty() {
             close(Some(copy));
             discard(home, &record);
             return Err(failed(home, "the source was lost before all of it was here"));
         }
-        if let Some(reason) = lost {
+        if let Some((reason, heard)) = lost {
             tracing::warn!(reason, "the source is lost, and whether the machine runs there is not known");
             keeper.change_protection(|status| {
                 (status.state, status.reason) = (ProtectionState::Unprotected, Some(reason));
