@@ -163,9 +163,13 @@ pub(super) fn is_taking(home: &MachineHome) -> Result<bool, MachineError> {
     Ok(record(home)?.is_some_and(|record| record.standing == DesiredState::Taking))
 }
 
-/// Whether it is written down that the machine was to run when it was last looked after.
-pub(super) fn was_to_run(home: &MachineHome) -> bool {
-    matches!(record(home), Ok(Some(Record { standing: DesiredState::Running | DesiredState::Taking, .. })))
+/// Whether it is written down that the machine was to go on when it was last looked after: nobody was ending it.
+///
+/// # Errors
+/// [`MachineError::File`]: that is not known.
+pub(super) fn was_to_go_on(home: &MachineHome) -> Result<bool, MachineError> {
+    use DesiredState::{Beginning, Paused, Running, Taking};
+    Ok(matches!(record(home)?, Some(Record { standing: Beginning | Running | Taking | Paused, .. })))
 }
 
 /// Refuses to let a machine run whose memory is not, or not known to be, what belongs to its disk.

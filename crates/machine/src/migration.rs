@@ -292,7 +292,7 @@ impl Departure {
     /// As [`Departure::settle`].
     pub fn settle_ended(home: &MachineHome) -> Result<(), MachineError> {
         match Departure::of(home)? {
-            Some(known) if known.may_go_on_there() && desired_state::was_to_run(home) => {
+            Some(known) if known.may_go_on_there() && desired_state::was_to_go_on(home)? => {
                 desired_state::note(home, desired_state::DesiredState::Migrated)
             }
             _ => Departure::settle(home),

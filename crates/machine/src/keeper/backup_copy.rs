@@ -153,7 +153,7 @@ pub(crate) async fn check_start(home: &MachineHome, user: &ServiceUser) -> Resul
     let Some(departure) = Departure::with_copy(home)? else { return Ok(()) };
     // Handed over already it is when the other host has asked meanwhile, or when nobody has heard what it answered.
     if !desired_state::is_migrated(home) {
-        if !desired_state::was_to_run(home) {
+        if !desired_state::was_to_go_on(home)? {
             return forget_backup(home, user, &departure, false).await;
         }
         // It has died with its keeper: nothing that was answered is lost where the copy goes on.

@@ -301,6 +301,33 @@ async fn t30_what_a_machine_has_left_is_needed_until_it_runs_there_with_all_of_i
     }
 }
 
+/// Of one whose keeper has died with it; whoever was being ended, or whose copy is not whole, is not handed over.
+///
+/// Spec: D8
+#[tokio::test]
+async fn p3_a_machine_that_has_died_is_handed_over_unless_somebody_was_ending_it() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    use DesiredState::{Beginning, Paused, Running, Stopping, Taking};
+    for (number, (standing, is_whole, is_handed_over)) in [
+        (Beginning, true, true),
+        (Running, true, true),
+        (Taking, true, true),
+        (Paused, true, true),
+        (Stopping, true, false),
+        (Running, false, false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let side = Side::new(directory.path(), &format!("machine-{number}")).await;
+        side.note(standing);
+        Departure { protects: true, is_whole, ..departure() }.write(&side.home).unwrap();
+        Departure::settle_ended(&side.home).unwrap();
+        assert_eq!(desired_state::is_migrated(&side.home), is_handed_over, "{standing:?}, whole: {is_whole}");
+    }
+}
+
 /// Nobody would fetch the rest of a disk that another one lies over.
 ///
 /// Spec: D6
