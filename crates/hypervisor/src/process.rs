@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use tokio::io::unix::AsyncFd;
 use tokio::process::Child;
@@ -76,7 +77,12 @@ impl Process {
     /// The process that runs the machine in `directory`, if one does.
     pub(crate) fn of_directory(directory: &MachineDirectory) -> Result<Option<(Process, Watch)>, HypervisorError> {
         let Some(process_id) = running(directory)? else { return Ok(None) };
-        let Ok(process) = Process::open(process_id) else { return Ok(None) };
+        let process = match Process::open(process_id) {
+            Ok(process) => process,
+            Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => return Ok(None),
+            // Whether it has ended is not known.
+            Err(error) => return Err(HypervisorError::file("open the process of", directory.process_id_file())(error)),
+        };
         // It may have ended in between, and its number been given to another one.
         if running(directory)? != Some(process_id) {
             return Ok(None);

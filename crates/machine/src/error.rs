@@ -351,6 +351,7 @@ pub fn hypervisor_failed(name: &MachineName, error: HypervisorError) -> MachineE
     let reason = error.to_string();
     match error {
         HypervisorError::NoQemu { .. } | HypervisorError::OldQemu { .. } => MachineError::NoHypervisor { reason },
+        HypervisorError::File { action, path, source } => MachineError::File { action, path, source },
         _ => MachineError::Ended { machine: name.to_string(), reason },
     }
 }

@@ -42,7 +42,8 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use making::{give_all, write_own_file};
 
-use super::{MachineConfiguration, MachineError, MachineName, desired_state};
+use super::keeper::backup_copy;
+use super::{MachineConfiguration, MachineError, MachineName, desired_state, hypervisor_failed};
 
 /// The longest note about an end that is read.
 const END_BYTES_MAX: u64 = 1 << 20;
@@ -307,8 +308,24 @@ impl MachineHome {
 
     /// QEMU's process, while the machine runs, whoever looks after it.
     pub fn process_id(&self) -> Option<u32> {
-        let directory = MachineDirectory::new(self.run()).ok()?;
-        onecopy_hypervisor::Machine::running_process(&directory).ok().flatten()
+        self.find_process().ok().flatten()
+    }
+
+    /// The same, where it is told why it is not known.
+    ///
+    /// # Errors
+    /// [`MachineError::File`].
+    pub fn find_process(&self) -> Result<Option<u32>, MachineError> {
+        let directory = MachineDirectory::new(self.run());
+        let found = directory.and_then(|directory| onecopy_hypervisor::Machine::running_process(&directory));
+        found.map_err(|error| hypervisor_failed(self.name(), error))
+    }
+
+    /// Whether it cannot run on without a keeper as it should: it stands for a migration or a take, what it sends is
+    /// held, or it is to be protected.
+    pub fn needs_keeper(&self) -> bool {
+        let stands = self.is_arriving() || self.is_migrated() || self.is_taking();
+        stands || self.protection_file().exists() || backup_copy::left(self).is_some()
     }
 
     /// The keeper's socket; its name may be too long for the kernel: see the keeper's own functions for it.

@@ -28,6 +28,9 @@ use onecopy_directory::{DirectoryLock, LockState};
 /// The subcommand of this program that is a keeper.
 pub const KEEPER_COMMAND: &str = "machine-keeper";
 
+/// What this command is told that shall begin no machine.
+const TAKE_OVER_OPTION: &str = "--take-over";
+
 /// The kernel's way to the file that a process runs, also when that has no name any more; see proc_pid_exe(5).
 const OWN_PROGRAM: &str = "/proc/self/exe";
 
@@ -110,16 +113,23 @@ impl Machine {
     /// [`MachineError::Ended`] with its last words, [`MachineError::Keeper`], [`MachineError::Directory`].
     pub async fn start(&self) -> Result<bool, MachineError> {
         let is_new = self.process_id().is_none();
-        self.wait_answering(BOOT_TIMEOUT).await?;
-        Ok(is_new)
+        let is_own = self.spawn_missing_keeper(false).await?;
+        let started = self.wait_running(BOOT_TIMEOUT).await;
+        if started.is_err() && !is_own && self.process_id().is_none() && !self.home.has_keeper() {
+            // That keeper had only come to take over what had ended.
+            self.spawn_missing_keeper(false).await?;
+            self.wait_running(BOOT_TIMEOUT).await?;
+            return Ok(is_new);
+        }
+        started.map(|()| is_new)
     }
 
-    /// The same, with less patience.
+    /// Waits until the agent of a machine that runs answers; one that has ended is not begun.
     ///
     /// # Errors
     /// As [`Machine::start`].
     pub async fn wait_answering(&self, timeout: Duration) -> Result<(), MachineError> {
-        self.spawn_missing_keeper().await?;
+        self.spawn_missing_keeper(true).await?;
         self.wait_running(timeout).await
     }
 
@@ -164,10 +174,10 @@ impl Machine {
     /// [`MachineError::Directory`], [`MachineError::Keeper`].
     pub async fn ensure_keeper(&self) -> Result<(), MachineError> {
         let begun = Instant::now();
-        self.spawn_missing_keeper().await?;
+        self.spawn_missing_keeper(true).await?;
         while !self.is_kept().await {
             if !self.home.has_keeper() {
-                return Err(self.keeper_failed("ended as soon as it was started".to_owned()));
+                return Err(self.ended(self.keeper_failed("ended as soon as it was started".to_owned())));
             }
             if begun.elapsed() >= ANSWER_TIMEOUT {
                 return Err(self.keeper_failed("does not answer".to_owned()));
@@ -208,7 +218,10 @@ impl Machine {
                 return self.end_left_servers().await;
             }
             // Somebody must write back what the disk has not got yet.
-            self.ensure_keeper().await?;
+            match self.ensure_keeper().await {
+                Err(_) if self.process_id().is_none() => return self.wait_gone().await,
+                kept => kept?,
+            }
         }
         let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         let request = KeeperRequest::Stop { force, timeout_ms };
@@ -347,9 +360,9 @@ impl Machine {
     }
 
     /// Holds the keeper's lock from before there is one, and hands it down: whoever looks sees that somebody is about
-    /// to look after it.
-    async fn spawn_missing_keeper(&self) -> Result<(), MachineError> {
-        let Some(lock) = self.take_keeper_lock().await? else { return Ok(()) };
+    /// to look after it. With `takes_over` that keeper begins no machine. False: there is one.
+    async fn spawn_missing_keeper(&self, takes_over: bool) -> Result<bool, MachineError> {
+        let Some(lock) = self.take_keeper_lock().await? else { return Ok(false) };
         // The start point of a command that was killed before anybody took it is none of this start; but a fork that
         // has never begun has nothing else to begin with: what disks there are, are of others before it.
         let begins_as_fork = matches!(StartPoint::of(&self.home), Ok(Some(StartPoint { parent: Some(_), .. })));
@@ -357,10 +370,10 @@ impl Machine {
             let start_point = self.home.restore_file();
             absent_is_fine(fs::remove_file(&start_point)).map_err(MachineError::file("remove", &start_point))?;
         }
-        self.spawn_keeper(&lock)
+        self.spawn_keeper(&lock, takes_over).map(|()| true)
     }
 
-    fn spawn_keeper(&self, lock: &DirectoryLock) -> Result<(), MachineError> {
+    fn spawn_keeper(&self, lock: &DirectoryLock, takes_over: bool) -> Result<(), MachineError> {
         self.home.make_run(&self.user)?;
         let log_path = self.home.keeper_log();
         if fs::metadata(&log_path).is_ok_and(|metadata| metadata.len() > LOG_BYTES_MAX) {
@@ -374,6 +387,7 @@ impl Machine {
         command
             .current_dir("/")
             .arg(KEEPER_COMMAND)
+            .args(takes_over.then_some(TAKE_OVER_OPTION))
             .arg(self.home.root())
             .stdin(lock.for_standard_input().map_err(MachineError::file("hand down", self.home.keeper_lock()))?)
             .stdout(Stdio::null())

@@ -9,6 +9,9 @@ use onecopy_machine::keeper;
 /// Look after a machine until it has ended
 #[derive(Debug, Args)]
 pub struct MachineKeeper {
+    /// Look after it only where it runs: where it has ended meanwhile it is not begun
+    #[arg(long)]
+    take_over: bool,
     /// The machine's directory
     directory: PathBuf,
 }
@@ -19,6 +22,6 @@ impl MachineKeeper {
         crate::logging::start("info");
         // Signals of a terminal, and its end, are not for who looks after a machine.
         crate::detach::leave_session()?;
-        crate::block_on(async { Ok(keeper::run(&self.directory).await?) })
+        crate::block_on(async { Ok(keeper::run(&self.directory, self.take_over).await?) })
     }
 }

@@ -225,14 +225,19 @@ impl Machines {
         departure.filter(|_| home.is_migrated()).ok_or_else(|| MachineError::Migration { machine, to, reason }.into())
     }
 
-    /// Gives those machines another keeper that stand, for a migration or a take, or whose output is held, where theirs
-    /// has died, and removes what has come to nothing; until it is dropped.
+    /// Gives machines another keeper that need one and whose own has died, and removes what has come to nothing; until
+    /// it is dropped.
     pub(crate) async fn look_after_migrations(&self) {
         loop {
             match MachineHome::names(&self.directory.machines()) {
                 Ok(names) => {
-                    for name in names {
-                        self.look_after_migration(MachineHome::of(&self.directory.machines(), &name)).await;
+                    let homes = || names.iter().map(|name| MachineHome::of(&self.directory.machines(), name));
+                    for home in homes() {
+                        self.give_keeper(home).await;
+                    }
+                    // Behind them: other hosts are asked, and may be silent for long.
+                    for home in homes().filter(|home| Arrival::is_broken_off(home) && !home.has_keeper()) {
+                        self.clear(&home, Duration::ZERO).await;
                     }
                 }
                 Err(error) => tracing::warn!(%error, "machines that stand for a migration are not looked after"),
@@ -241,18 +246,11 @@ impl Machines {
         }
     }
 
-    async fn look_after_migration(&self, home: MachineHome) {
-        let is_broken_off = Arrival::is_broken_off(&home);
-        let is_copied = matches!(Departure::of_copy(&home), Ok(Some(_)));
-        let stands = home.is_arriving() || home.is_migrated() || home.is_taking() || is_copied;
-        let stands = stands && home.process_id().is_some();
-        if !is_broken_off && !stands || home.has_keeper() {
+    async fn give_keeper(&self, home: MachineHome) {
+        if !home.needs_keeper() || home.process_id().is_none() || home.has_keeper() {
             return;
         }
-        if is_broken_off {
-            return self.clear(&home, Duration::ZERO).await;
-        }
-        tracing::info!(machine = %home.name(), "it stands, or is protected, and has no keeper: the next one begins");
+        tracing::info!(machine = %home.name(), "its keeper has died: the next one begins");
         if let Err(error) = Machine::new(home, self.user.clone()).ensure_keeper().await {
             tracing::warn!(%error, "a machine is not looked after");
         }
@@ -281,7 +279,7 @@ impl Machines {
             return Ok(verdict);
         }
         // Its keeper has died: the next one settles it. Without a machine nobody will give it away.
-        match machine.process_id() {
+        match home.find_process()? {
             Some(_) => machine.ensure_keeper().await?,
             None => machine.settle_departure().await?,
         }

@@ -44,6 +44,10 @@ use crate::{MachineError, MachineHome};
 /// How long a keeper that was started for a machine that comes waits for it.
 const COME_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// What a machine has become that never comes.
+pub(super) const BROKEN_OFF: &str =
+    "its coming was broken off, and it goes on where it was; remove what is left of it with: onecopy vm delete";
+
 /// A machine that is on its way, all of whose memory was sent once.
 pub(super) struct Arriving {
     pub(super) link: DestinationLink,
@@ -75,15 +79,13 @@ pub(super) async fn begin(
     keeper: &Arc<Keeper>,
     record: Arrival,
 ) -> Result<(Server, Arriving), MachineError> {
-    let broken_off = "its coming was broken off, and it goes on where it was; remove what is left of it with: onecopy \
-                      vm delete";
     if record.state == ArrivalState::Discarded {
-        return Err(failed(home, broken_off));
+        return Err(failed(home, BROKEN_OFF));
     }
     let carried = tokio::time::timeout(COME_TIMEOUT, keeper.incoming()).await.ok().flatten();
     let Some(carried) = carried else {
         discard(home, &record);
-        return Err(failed(home, broken_off));
+        return Err(failed(home, BROKEN_OFF));
     };
     let accepted = match carried.into_std() {
         Ok(stream) => {

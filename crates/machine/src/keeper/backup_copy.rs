@@ -23,7 +23,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(30);
 const DEATH_LOOK: Duration = Duration::from_secs(1);
 
 /// A protection of which something is left: a copy that may go on, or output that is held.
-pub(super) fn left(home: &MachineHome) -> Option<Departure> {
+pub(crate) fn left(home: &MachineHome) -> Option<Departure> {
     let known = Departure::of(home).unwrap_or_else(|error| {
         tracing::error!(%error, "whether a copy of the machine may go on is not known");
         None

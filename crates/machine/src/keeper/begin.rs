@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use onecopy_hypervisor::Machine;
 use onecopy_postgres::ServiceUser;
+use rustix::process::Signal;
 use tokio::sync::watch;
 
 use super::guest::Begun;
 use super::server::{Launch, Server};
 use super::servers::Servers;
 use super::state::Keeper;
-use super::{arrive, arriving_disk, backup_copy, guest, memory, network, verdict};
+use super::verdict::failed;
+use super::{arrive, arriving_disk, backup_copy, end_left_servers, guest, memory, network, verdict};
 use crate::desired_state::{self, Takeover};
 use crate::migration::{Arrival, ArrivalState};
 use crate::{MachineError, MachineHome};
@@ -53,6 +55,11 @@ pub(super) async fn servers(
     keeper.change(|status| status.network_process_id = network.as_ref().and_then(Server::process_id));
     let disk = match Server::start(home, Launch::Disk(user.clone())).await {
         Ok(disk) => disk,
+        // It waits for its disk, and needs the others.
+        Err(reason) if is_there => {
+            tracing::error!(reason, "the machine runs, and its disk is not served");
+            Server::resume(home, Launch::Disk(user.clone()))
+        }
         Err(reason) => {
             let error = MachineError::Ended { machine: home.name().to_string(), reason };
             return Err(give_up(home, begun, (memory, network), error).await);
@@ -139,19 +146,41 @@ pub(super) async fn machine(
 /// answer.
 async fn adopt(home: &MachineHome, user: &ServiceUser) -> Result<(Machine, Takeover), MachineError> {
     loop {
-        match guest::adopt(home, user).await {
+        let error = match guest::adopt(home, user).await {
             Ok(Some(adopted)) => return Ok(adopted),
-            Ok(None) => {
-                // Where it has died its copy goes on.
-                backup_copy::check_start(home, user).await?;
-                let reason = "it ended while nobody looked after it".to_owned();
-                return Err(MachineError::Ended { machine: home.name().to_string(), reason });
-            }
-            Err(error) if home.process_id().is_some() => {
-                tracing::error!(%error, "the machine runs and cannot be reached");
-                tokio::time::sleep(ADOPT_INTERVAL).await;
-            }
-            Err(error) => return Err(error),
+            Ok(None) => None,
+            Err(error) => Some(error),
+        };
+        if let Ok(None) = home.find_process() {
+            return Err(has_ended(home, user, error).await);
+        }
+        tracing::error!(error = error.map(tracing::field::display), "the machine runs and cannot be reached");
+        tokio::time::sleep(ADOPT_INTERVAL).await;
+    }
+}
+
+/// Ends what served a machine that somebody came to look after, and of which nothing runs; how it has ended.
+pub(super) async fn end_left(home: &MachineHome, user: &ServiceUser) -> MachineError {
+    let own = home.clone();
+    if let Err(error) = tokio::task::spawn_blocking(move || end_left_servers(&own, Signal::TERM)).await {
+        tracing::warn!(%error, "what served the machine may be left");
+    }
+    network::close(home, None).await;
+    memory::close(home, None).await;
+    has_ended(home, user, None).await
+}
+
+/// How a machine has ended that somebody came to look after, where nothing better is known. Where it has died its copy
+/// goes on.
+async fn has_ended(home: &MachineHome, user: &ServiceUser, known: Option<MachineError>) -> MachineError {
+    let name = home.name().clone();
+    match (backup_copy::check_start(home, user).await, known, arrive::expected(home)) {
+        (Err(error), ..) | (Ok(()), Some(error), _) | (Ok(()), None, Err(error)) => error,
+        (Ok(()), None, Ok(Some(_))) => failed(home, arrive::BROKEN_OFF),
+        (Ok(()), None, Ok(None)) if desired_state::is_migrated(home) => MachineError::Moved { name },
+        (Ok(()), None, Ok(None)) => {
+            let reason = format!("it ended while nobody looked after it; start it again with: onecopy vm start {name}");
+            MachineError::Ended { machine: name.to_string(), reason }
         }
     }
 }

@@ -51,32 +51,41 @@ pub(super) struct Stop {
     pub done: oneshot::Sender<()>,
 }
 
-/// Looks after the machine in `directory` until it has ended; returns at once when somebody else does already.
+/// Looks after the machine in `directory` until it has ended; returns at once when somebody else does already. With
+/// `takes_over` it begins none: where nothing of it runs it has ended meanwhile.
 ///
 /// # Errors
 /// [`MachineError`] of what kept the machine from running; it is also noted for whoever asks how it ended.
-pub async fn run(directory: &Path) -> Result<(), MachineError> {
+pub async fn run(directory: &Path, takes_over: bool) -> Result<(), MachineError> {
     let home = MachineHome::at(directory)?;
     let user = ServiceUser::resolve(None)?;
     let Some(_lock) = take_lock(&home).await? else { return Ok(()) };
     home.make_run(&user)?;
-    let is_running = home.process_id().is_some();
-    if !is_running {
-        home.forget_end().map_err(MachineError::file("write into", home.root()))?;
+    // Looked at once: one that ends meanwhile is not begun by who came to take it over.
+    let is_there = home.find_process()?.is_some();
+    if !is_there && takes_over && home.end().is_some() {
+        // With its last keeper.
+        return Ok(());
     }
+    home.forget_end().map_err(MachineError::file("write into", home.root()))?;
     let (stop, mut stops) = mpsc::channel(STOPS_MAX);
     let keeper = Arc::new(Keeper::new(home.clone(), user.clone(), stop));
     // From now on it can be asked.
     let listener = socket::remove(&home.keeper_socket()).and_then(|()| socket::listen(&home.keeper_socket()));
     let listener = listener.map_err(MachineError::file("listen on", home.keeper_socket()))?;
     let service = tokio::spawn(serve(listener, Arc::clone(&keeper)));
-    let outcome = keep(&home, &user, &keeper, &mut stops).await;
+    let outcome = match is_there || !takes_over {
+        true => keep(&home, &user, &keeper, &mut stops, is_there).await,
+        false => Err(begin::end_left(&home, &user).await),
+    };
     let noted = match &outcome {
         Ok(_) => None,
         Err(error) => Some(MachineEnd { clean: false, reason: error.to_string(), unix_ms: unix_ms() }),
     };
     if let Some(end) = noted {
-        note(&home, &end);
+        // Who wanted to start it hears why that is refused.
+        let known = if is_there || takes_over { gone_from(&home) } else { None };
+        note(&home, known.unwrap_or(end));
     }
     if home.process_id().is_none()
         && let Err(error) = forget_restore(&home).await
@@ -127,14 +136,13 @@ async fn keep(
     user: &ServiceUser,
     keeper: &Arc<Keeper>,
     stops: &mut mpsc::Receiver<Stop>,
+    is_there: bool,
 ) -> Result<Vec<oneshot::Sender<()>>, MachineError> {
-    // Looked at once: one that ends meanwhile is not begun by who came to take it over.
-    let is_there = home.process_id().is_some();
     let (mut servers, begun) = begin::servers(home, user, keeper, is_there).await?;
     if !is_there && let Ok(Stop { done, .. }) = stops.try_recv() {
         servers.close(home).await;
         let reason = "it was told to stop before it began".to_owned();
-        note(home, &MachineEnd { clean: true, reason, unix_ms: unix_ms() });
+        note(home, MachineEnd { clean: true, reason, unix_ms: unix_ms() });
         return Ok(vec![done]);
     }
     let comes = matches!(begun, Some(Begun::Arriving(_))) || desired_state::is_arriving(home);
@@ -169,10 +177,7 @@ async fn keep(
         let seconds = patience.silent_after.as_secs();
         (end.clean, end.reason) = (false, format!("it was ended: its guest ran and did not answer for {seconds} s"));
     }
-    if let Ok(Some(Departure { to, state: DepartureState::Gone, .. })) = Departure::of(home) {
-        (end.clean, end.reason) = (true, format!("it goes on at {to}"));
-    }
-    note(home, &end);
+    note(home, gone_from(home).unwrap_or(end));
     Ok(ended.waiting)
 }
 
@@ -350,8 +355,37 @@ fn end_of(ending: &Ending, was_forced: bool) -> MachineEnd {
     MachineEnd { clean, reason, unix_ms: unix_ms() }
 }
 
-fn note(home: &MachineHome, end: &MachineEnd) {
-    if let Err(error) = home.note_end(end) {
+/// The end of one that is known to run elsewhere.
+fn gone_from(home: &MachineHome) -> Option<MachineEnd> {
+    match Departure::of(home) {
+        Ok(Some(Departure { to, state: DepartureState::Gone, .. })) => {
+            Some(MachineEnd { clean: true, reason: format!("it goes on at {to}"), unix_ms: unix_ms() })
+        }
+        _ => None,
+    }
+}
+
+fn note(home: &MachineHome, end: MachineEnd) {
+    if let Err(error) = home.note_end(&end) {
         tracing::error!(%error, ?end, "the machine's end cannot be noted");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::guest::tests::Machines;
+    use super::*;
+
+    /// Spec: D5
+    #[tokio::test]
+    async fn v24_whoever_comes_to_take_a_machine_over_begins_none_and_says_how_it_has_ended() {
+        let machines = Machines::new();
+        let home = &machines.home;
+        let error = run(home.root(), true).await.unwrap_err().to_string();
+        assert!(error.contains("it ended while nobody looked after it"), "{error}");
+        let noted = home.end().expect("it is noted");
+        assert!(!noted.clean && noted.reason == error, "{noted:?}");
+        run(home.root(), true).await.expect("how it has ended is known");
+        assert_eq!(home.end().map(|end| end.unix_ms), Some(noted.unix_ms));
     }
 }

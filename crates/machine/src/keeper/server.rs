@@ -266,6 +266,17 @@ impl Server {
         }
     }
 
+    /// The one of a machine that is there, which waits for it: it serves once [`Server::next`] says so.
+    pub(super) fn resume(home: &MachineHome, launch: Launch) -> Server {
+        let found = servers_of(launch.role(), home).unwrap_or_default();
+        let (process, begun) = (found.first().copied().map(Process::Adopted), Instant::now());
+        let phase = match process {
+            Some(_) => Phase::Beginning,
+            None => Phase::Resting { until: begun + BACK_OFF_MIN },
+        };
+        Server { home: home.clone(), launch, process, phase, begun, back_off: BACK_OFF_MIN }
+    }
+
     /// Its process, while it runs.
     pub(super) fn process_id(&self) -> Option<u32> {
         self.process.as_ref().and_then(Process::number)

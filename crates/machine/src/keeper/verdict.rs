@@ -47,7 +47,8 @@ pub(super) fn keep_there(home: &MachineHome, record: &Arrival) -> MachineError {
 }
 
 /// It was given away, and goes on here. Where there is no room to write that down it does not; but one that
-/// `is_alone`, of which there may be nothing else, stands until there is, and so does one of which half is written down.
+/// `is_alone`, of which there may be nothing else, stands until there is, and so does one of which half is written
+/// down.
 pub(super) async fn go_on(
     home: &MachineHome,
     user: &ServiceUser,

@@ -143,7 +143,7 @@ impl Machine {
             return Err(runs());
         }
         start_point.write(&self.home)?;
-        let begun = match self.spawn_keeper(&lock) {
+        let begun = match self.spawn_keeper(&lock, false) {
             Ok(()) => {
                 drop(lock);
                 self.wait_running(RESTORE_TIMEOUT).await

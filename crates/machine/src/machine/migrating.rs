@@ -93,7 +93,7 @@ impl Machine {
     /// [`MachineError::Directory`].
     pub async fn settle_departure(&self) -> Result<(), MachineError> {
         match self.take_keeper_lock().await? {
-            Some(_lock) if self.process_id().is_none() => Departure::settle_ended(&self.home),
+            Some(_lock) if self.home.find_process()?.is_none() => Departure::settle_ended(&self.home),
             _ => Ok(()),
         }
     }
@@ -105,7 +105,7 @@ impl Machine {
     /// [`MachineError::Protection`]: that is not known; [`MachineError::Directory`].
     pub async fn settle_copy(&self) -> Result<(), MachineError> {
         let Some(_lock) = self.take_keeper_lock().await? else { return Ok(()) };
-        if self.process_id().is_some() {
+        if self.home.find_process()?.is_some() {
             return Ok(());
         }
         match backup_copy::check_start(&self.home, &self.user).await {
@@ -161,7 +161,7 @@ impl Machine {
     pub async fn receive(&self) -> Result<UnixStream, MachineError> {
         let lock = self.take_keeper_lock().await?;
         let lock = lock.ok_or_else(|| MachineError::Runs { name: self.home.name().clone() })?;
-        self.spawn_keeper(&lock)?;
+        self.spawn_keeper(&lock, false)?;
         drop(lock);
         self.ensure_keeper().await?;
         let asking = async {
