@@ -250,6 +250,9 @@ impl Session {
     }
 
     async fn set_characteristics(&mut self, modes: TransactionModes) -> Result<Outcome, SessionEnd> {
+        if modes.isolation.is_some() {
+            self.set_isolation(false, modes.isolation);
+        }
         if let Some(read_only) = modes.read_only {
             // Statements outside transactions must be refused by the server as well.
             let value = if read_only { "on" } else { "off" };

@@ -92,6 +92,9 @@ impl Session {
                 return Ok(Outcome::Failed);
             }
         }
+        if let Some(isolation) = transaction.isolation_behind {
+            self.characteristics.isolation = isolation;
+        }
         if answers {
             self.client.output.command_complete("COMMIT");
         }

@@ -21,7 +21,7 @@ impl Session {
         }
         match name {
             "default_transaction_isolation" => {
-                self.characteristics.isolation = self.characteristics_at_login.isolation;
+                self.set_isolation(local, self.characteristics_at_login.isolation);
                 self.client.output.command_complete(form.tag());
                 return Ok(Outcome::Done);
             }

@@ -61,7 +61,7 @@ impl Session {
                 return Ok(match value.map(Isolation::from_setting) {
                     Some(None) => self.invalid_value(name, value.unwrap_or_default()),
                     level => {
-                        self.characteristics.isolation = level.flatten();
+                        self.set_isolation(local, level.flatten());
                         self.client.output.command_complete("SET");
                         Outcome::Done
                     }
@@ -88,6 +88,15 @@ impl Session {
             return Ok(self.too_many_settings());
         }
         self.set_and_follow(name, text, None).await
+    }
+
+    /// SET of the isolation level that the session's transactions ask for.
+    pub(super) fn set_isolation(&mut self, local: bool, level: Option<Isolation>) {
+        if let Some(transaction) = &mut self.transaction {
+            let behind = transaction.isolation_behind.unwrap_or(self.characteristics.isolation);
+            transaction.isolation_behind = local.then_some(behind);
+        }
+        self.characteristics.isolation = level;
     }
 
     /// Whether there is a transaction for SET LOCAL; the client is told when there is none.

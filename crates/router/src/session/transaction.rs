@@ -21,6 +21,7 @@ use super::{Characteristics, Session, SessionEnd};
 use crate::backend::Backend;
 use crate::epoch::{Epoch, LaterSnapshot};
 use crate::settings::{Reach, Settings};
+use crate::sql::Isolation;
 use crate::state::SerializableTransaction;
 use crate::wire::{ErrorFields, SqlError, sqlstate};
 
@@ -46,6 +47,8 @@ pub(super) struct Transaction {
     pub settings_before: Arc<Settings>,
     /// The session's characteristics before it.
     pub characteristics_before: Characteristics,
+    /// The session's isolation level behind it, where it has set another one for itself only.
+    pub isolation_behind: Option<Option<Isolation>>,
     /// Where it runs.
     pub placement: Placement,
 }
@@ -99,6 +102,7 @@ impl Transaction {
             touched_settings: BTreeSet::new(),
             settings_before: session.settings.clone(),
             characteristics_before: session.characteristics,
+            isolation_behind: None,
             placement: Placement::Nowhere,
         }
     }
