@@ -112,16 +112,18 @@ impl Machine {
     /// # Errors
     /// [`MachineError::Ended`] with its last words, [`MachineError::Keeper`], [`MachineError::Directory`].
     pub async fn start(&self) -> Result<bool, MachineError> {
-        let is_new = self.process_id().is_none();
-        let is_own = self.spawn_missing_keeper(false).await?;
-        let started = self.wait_running(BOOT_TIMEOUT).await;
-        if started.is_err() && !is_own && self.process_id().is_none() && !self.home.has_keeper() {
-            // That keeper had only come to take over what had ended.
-            self.spawn_missing_keeper(false).await?;
-            self.wait_running(BOOT_TIMEOUT).await?;
-            return Ok(is_new);
+        let begun = Instant::now();
+        // Of one that has ended a keeper closes what served it: the next one begins.
+        while begun.elapsed() < KEEPER_TIMEOUT
+            && self.process_id().is_none()
+            && matches!(self.status().await, Ok(KeeperStatus { state: MachineState::Stopping, .. }))
+        {
+            tokio::time::sleep(LOOK_INTERVAL).await;
         }
-        started.map(|()| is_new)
+        let is_new = self.process_id().is_none();
+        self.spawn_missing_keeper(false).await?;
+        self.wait_running(BOOT_TIMEOUT).await?;
+        Ok(is_new)
     }
 
     /// Waits until the agent of a machine that runs answers; one that has ended is not begun.
@@ -214,7 +216,13 @@ impl Machine {
     /// [`MachineError::Keeper`], [`MachineError::Directory`].
     pub async fn stop(&self, force: bool, timeout: Duration) -> Result<(), MachineError> {
         if !self.wait_kept_or_gone().await? {
-            if self.process_id().is_none() {
+            if !self.home.root().exists() {
+                return Ok(());
+            }
+            // Held: nobody starts it meanwhile.
+            if let Some(_lock) = self.take_keeper_lock().await?
+                && self.home.find_process()?.is_none()
+            {
                 return self.end_left_servers().await;
             }
             // Somebody must write back what the disk has not got yet.
@@ -360,9 +368,9 @@ impl Machine {
     }
 
     /// Holds the keeper's lock from before there is one, and hands it down: whoever looks sees that somebody is about
-    /// to look after it. With `takes_over` that keeper begins no machine. False: there is one.
-    async fn spawn_missing_keeper(&self, takes_over: bool) -> Result<bool, MachineError> {
-        let Some(lock) = self.take_keeper_lock().await? else { return Ok(false) };
+    /// to look after it. With `takes_over` that keeper begins no machine.
+    async fn spawn_missing_keeper(&self, takes_over: bool) -> Result<(), MachineError> {
+        let Some(lock) = self.take_keeper_lock().await? else { return Ok(()) };
         // The start point of a command that was killed before anybody took it is none of this start; but a fork that
         // has never begun has nothing else to begin with: what disks there are, are of others before it.
         let begins_as_fork = matches!(StartPoint::of(&self.home), Ok(Some(StartPoint { parent: Some(_), .. })));
@@ -370,7 +378,7 @@ impl Machine {
             let start_point = self.home.restore_file();
             absent_is_fine(fs::remove_file(&start_point)).map_err(MachineError::file("remove", &start_point))?;
         }
-        self.spawn_keeper(&lock, takes_over).map(|()| true)
+        self.spawn_keeper(&lock, takes_over)
     }
 
     fn spawn_keeper(&self, lock: &DirectoryLock, takes_over: bool) -> Result<(), MachineError> {

@@ -159,20 +159,19 @@ async fn adopt(home: &MachineHome, user: &ServiceUser) -> Result<(Machine, Takeo
     }
 }
 
-/// Ends what served a machine that somebody came to look after, and of which nothing runs; how it has ended.
-pub(super) async fn end_left(home: &MachineHome, user: &ServiceUser) -> MachineError {
+/// Ends what served a machine of which nothing runs, and whose keeper has died.
+pub(super) async fn close_left(home: &MachineHome) {
     let own = home.clone();
     if let Err(error) = tokio::task::spawn_blocking(move || end_left_servers(&own, Signal::TERM)).await {
         tracing::warn!(%error, "what served the machine may be left");
     }
     network::close(home, None).await;
     memory::close(home, None).await;
-    has_ended(home, user, None).await
 }
 
 /// How a machine has ended that somebody came to look after, where nothing better is known. Where it has died its copy
 /// goes on.
-async fn has_ended(home: &MachineHome, user: &ServiceUser, known: Option<MachineError>) -> MachineError {
+pub(super) async fn has_ended(home: &MachineHome, user: &ServiceUser, known: Option<MachineError>) -> MachineError {
     let name = home.name().clone();
     match (backup_copy::check_start(home, user).await, known, arrive::expected(home)) {
         (Err(error), ..) | (Ok(()), Some(error), _) | (Ok(()), None, Err(error)) => error,

@@ -62,7 +62,10 @@ pub async fn run(directory: &Path, takes_over: bool) -> Result<(), MachineError>
     let Some(_lock) = take_lock(&home).await? else { return Ok(()) };
     home.make_run(&user)?;
     // Looked at once: one that ends meanwhile is not begun by who came to take it over.
-    let is_there = home.find_process()?.is_some();
+    let is_there = home.find_process().inspect_err(|error| {
+        note(&home, MachineEnd { clean: false, reason: error.to_string(), unix_ms: unix_ms() });
+    });
+    let is_there = is_there?.is_some();
     if !is_there && takes_over && home.end().is_some() {
         // With its last keeper.
         return Ok(());
@@ -76,7 +79,11 @@ pub async fn run(directory: &Path, takes_over: bool) -> Result<(), MachineError>
     let service = tokio::spawn(serve(listener, Arc::clone(&keeper)));
     let outcome = match is_there || !takes_over {
         true => keep(&home, &user, &keeper, &mut stops, is_there).await,
-        false => Err(begin::end_left(&home, &user).await),
+        false => {
+            keeper.change(|status| status.state = MachineState::Stopping);
+            begin::close_left(&home).await;
+            Err(begin::has_ended(&home, &user, None).await)
+        }
     };
     let noted = match &outcome {
         Ok(_) => None,
@@ -138,7 +145,15 @@ async fn keep(
     stops: &mut mpsc::Receiver<Stop>,
     is_there: bool,
 ) -> Result<Vec<oneshot::Sender<()>>, MachineError> {
-    let (mut servers, begun) = begin::servers(home, user, keeper, is_there).await?;
+    let (mut servers, begun) = match begin::servers(home, user, keeper, is_there).await {
+        Ok(served) => served,
+        Err(error) => {
+            if !is_there {
+                begin::close_left(home).await;
+            }
+            return Err(error);
+        }
+    };
     if !is_there && let Ok(Stop { done, .. }) = stops.try_recv() {
         servers.close(home).await;
         let reason = "it was told to stop before it began".to_owned();

@@ -268,13 +268,20 @@ impl Server {
 
     /// The one of a machine that is there, which waits for it: it serves once [`Server::next`] says so.
     pub(super) fn resume(home: &MachineHome, launch: Launch) -> Server {
-        let found = servers_of(launch.role(), home).unwrap_or_default();
-        let (process, begun) = (found.first().copied().map(Process::Adopted), Instant::now());
-        let phase = match process {
-            Some(_) => Phase::Beginning,
-            None => Phase::Resting { until: begun + BACK_OFF_MIN },
-        };
-        Server { home: home.clone(), launch, process, phase, begun, back_off: BACK_OFF_MIN }
+        let begun = Instant::now();
+        let phase = Phase::Resting { until: begun + BACK_OFF_MIN };
+        Server { home: home.clone(), launch, process: None, phase, begun, back_off: BACK_OFF_MIN }
+    }
+
+    /// The process of a disk that somebody else has started. An error: it is not known, or there is more than one.
+    fn found(&self) -> Result<Option<Process>, String> {
+        match (self.launch.role(), servers_of(self.launch.role(), &self.home)) {
+            // Of the others one may be dead that is not gone.
+            (Role::Memory | Role::Network, _) => Ok(None),
+            (role, Ok(found)) if found.len() > 1 => Err(format!("there is more than one {role}: {found:?}")),
+            (_, Ok(found)) => Ok(found.first().copied().map(Process::Adopted)),
+            (_, Err(error)) => Err(format!("it is not known whether one runs: {error}")),
+        }
     }
 
     /// Its process, while it runs.
@@ -296,7 +303,14 @@ impl Server {
                     tokio::time::sleep_until(until.into()).await;
                     self.begun = Instant::now();
                     self.phase = Phase::Beginning;
-                    if let Err(reason) = self.spawn() {
+                    let begun = self.found().and_then(|found| match found {
+                        Some(process) => {
+                            self.process = Some(process);
+                            Ok(())
+                        }
+                        None => self.spawn(),
+                    });
+                    if let Err(reason) = begun {
                         self.rest();
                         return ServerEvent::Failed(reason);
                     }
@@ -460,6 +474,31 @@ mod tests {
         assert!(matches!(server.phase, Phase::Resting { .. }));
         assert_eq!(server.back_off, 4 * BACK_OFF_MIN, "each try that fails makes the next one wait longer");
         server.close().await;
+    }
+
+    #[tokio::test]
+    async fn a_disks_server_that_runs_is_taken_over_and_none_of_two() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = MachineHome::at(&directory.path().join("web")).unwrap();
+        std::fs::create_dir_all(home.disk()).unwrap();
+        let server = Server::resume(&home, Launch::Disk(ServiceUser::resolve(None).unwrap()));
+        assert!(matches!(server.found(), Ok(None)));
+        let begin = || {
+            let mut command = std::process::Command::new("/bin/sh");
+            command.args(["-c", "read _", DISK_SERVER_COMMAND]).arg(home.disk()).stdin(Stdio::piped());
+            command.spawn().unwrap()
+        };
+        let mut processes = vec![begin()];
+        let found = server.found().unwrap().and_then(|process| process.number());
+        assert_eq!(found, Some(processes[0].id()));
+        processes.push(begin());
+        let reason = server.found().unwrap_err();
+        assert!(reason.contains("more than one"), "{reason}");
+        for mut process in processes {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+        assert!(matches!(server.found(), Ok(None)));
     }
 
     #[tokio::test]

@@ -23,6 +23,9 @@ use crate::{MachineError, MachineHome};
 /// How often the source's host is asked whether a machine was given away.
 const VERDICT_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often a machine that was promised to run here is let go before it is given up.
+const RUN_TRIES: u32 = 5;
+
 /// How long the source's host is not reached before it is fenced: its `onecopy host` may just be started anew.
 const UNREACHED_MIN: Duration = Duration::from_secs(3);
 
@@ -78,7 +81,16 @@ pub(super) async fn go_on(
         }
         wait_for_room(home, machine, keeper, record).await?;
     }
-    guest::run(home, user, machine).await?;
+    let mut tries = RUN_TRIES;
+    while let Err(error) = guest::run(home, user, machine).await {
+        tries -= 1;
+        if tries == 0 || machine.state().ending().is_some() {
+            return Err(error);
+        }
+        // It is here alone by now.
+        tracing::error!(%error, "the machine is not let go, and that is tried again");
+        tokio::time::sleep(VERDICT_INTERVAL).await;
+    }
     network::announce_often(home);
     Ok(())
 }
