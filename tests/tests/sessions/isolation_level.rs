@@ -149,18 +149,19 @@ async fn the_level_that_a_log_in_asked_for_is_shown_and_no_other_is_had() -> any
             assert_eq!(shown, ["repeatable read"], "{port}: {back}");
         }
         let name = "default_transaction_isolation";
-        let (local, set) = (format!("SET LOCAL {name} = 'serializable'"), format!("SET {name} = 'read committed'"));
-        let characteristics = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED";
+        let (local, set) = (format!("SET LOCAL {name} = 'serializable'"), format!("SET {name} = 'read uncommitted'"));
+        let characteristics = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ UNCOMMITTED";
         // What is set in a transaction, and the level that is shown in it and behind it.
         for (changes, inside, behind) in [
-            ([local.as_str(), "SELECT 1"], "serializable", "repeatable read"),
-            ([&local, "SET LOCAL default_transaction_isolation TO DEFAULT"], "repeatable read", "repeatable read"),
-            ([&local, &set], "read committed", "read committed"),
-            ([&set, &local], "serializable", "read committed"),
-            ([&local, characteristics], "read committed", "read committed"),
+            ([local.as_str(), "SELECT 1"], "serializable", "read committed"),
+            ([&local, "SET LOCAL default_transaction_isolation TO DEFAULT"], "repeatable read", "read committed"),
+            ([&local, &set], "read uncommitted", "read uncommitted"),
+            ([&set, &local], "serializable", "read uncommitted"),
+            ([&local, characteristics], "read uncommitted", "read uncommitted"),
+            ([&local, "RESET ALL"], "repeatable read", "repeatable read"),
         ] {
             for end in ["COMMIT", "ROLLBACK"] {
-                wire.query(&format!("RESET {name}")).await?;
+                wire.query(&format!("SET {name} = 'read committed'")).await?;
                 for statement in ["BEGIN", changes[0], changes[1]] {
                     assert_eq!(wire.query(statement).await?.code(), "00000", "{port}: {statement}");
                 }
@@ -168,7 +169,7 @@ async fn the_level_that_a_log_in_asked_for_is_shown_and_no_other_is_had() -> any
                 assert_eq!(shown, [inside], "{port}: {changes:?}");
                 assert_eq!(wire.query(end).await?.code(), "00000");
                 let shown = wire.query("SHOW default_transaction_isolation").await?.text_rows();
-                let behind = if end == "COMMIT" { behind } else { "repeatable read" };
+                let behind = if end == "COMMIT" { behind } else { "read committed" };
                 assert_eq!(shown, [behind], "{port}: {changes:?} {end}");
             }
         }

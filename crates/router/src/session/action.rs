@@ -250,14 +250,11 @@ impl Session {
     }
 
     async fn set_characteristics(&mut self, modes: TransactionModes) -> Result<Outcome, SessionEnd> {
-        if modes.isolation.is_some() {
-            self.set_isolation(false, modes.isolation);
-        }
         if let Some(read_only) = modes.read_only {
             // Statements outside transactions must be refused by the server as well.
             let value = if read_only { "on" } else { "off" };
             if self.transaction.is_some() {
-                self.characteristics = self.characteristics.with(modes);
+                self.set_characteristics_to(modes);
                 let name = "default_transaction_read_only";
                 return self.set(name, false, Some(value), &format!("SET {name} TO {value}")).await;
             }
@@ -265,9 +262,16 @@ impl Session {
                 return Ok(self.too_many_settings());
             }
         }
-        self.characteristics = self.characteristics.with(modes);
+        self.set_characteristics_to(modes);
         self.client.output.command_complete("SET");
         Ok(Outcome::Done)
+    }
+
+    fn set_characteristics_to(&mut self, modes: TransactionModes) {
+        if modes.isolation.is_some() {
+            self.set_isolation(false, modes.isolation);
+        }
+        self.characteristics = self.characteristics.with(modes);
     }
 
     /// What a setting means for the session.

@@ -88,6 +88,8 @@ impl Session {
                 return Ok(Outcome::Failed);
             }
             Placement::Lost => {
+                self.settings = transaction.settings_before;
+                self.characteristics = transaction.characteristics_before;
                 self.fail(aborted());
                 return Ok(Outcome::Failed);
             }

@@ -105,6 +105,7 @@ impl Session {
                 replace_tag(&mut self.client.output, before, None);
             }
             self.note_settings_there(self.settings_at_login.clone());
+            self.set_isolation(false, None);
         } else {
             self.client.output.command_complete("RESET");
         }
