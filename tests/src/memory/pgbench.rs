@@ -63,9 +63,10 @@ impl Pgbench {
     /// The program is not there.
     pub fn start(server: &TestServer, script: &Script, clients: u32, until: Until) -> anyhow::Result<Pgbench> {
         let mut command = programs::connected(server, "pgbench");
-        // Connections in one thread: the machine has other work, too.
-        command.args(["--no-vacuum", "--protocol=prepared", "--jobs=1", "--client"]);
-        command.arg(clients.to_string());
+        // A thread for each: pgbench waits for PREPARE, and that for a VACUUM FULL which may wait for another client of
+        // the same thread.
+        let clients = clients.to_string();
+        command.args(["--no-vacuum", "--protocol=prepared", "--jobs", &clients, "--client", &clients]);
         match until {
             Until::Seconds(seconds) => command.args(["--time".to_owned(), seconds.to_string()]),
             Until::Transactions(count) => command.args(["--transactions".to_owned(), count.to_string()]),
