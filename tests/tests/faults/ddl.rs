@@ -292,6 +292,50 @@ async fn f81_beside_truncate_only_those_are_refused_whom_it_concerns() -> anyhow
     Ok(())
 }
 
+/// What a transaction has read with locks that it has let go, behind a savepoint that it takes back in the same message
+/// or that an error ends, is not believed when something has changed; nor is a view that is newer than its snapshot.
+///
+/// Spec: I3
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f81_what_is_read_behind_a_savepoint_or_in_a_new_view_is_not_believed() -> anyhow::Result<()> {
+    const MAKE: &str = "CREATE TABLE filled AS SELECT 1 AS a FROM generate_series(1, 10)";
+    let (numbers, filled) = ("SELECT count(*) FROM numbers", "SELECT count(*) FROM filled");
+    let cluster = start_usual(1).await?;
+    let writer = cluster.updater("writer").await?;
+    for place in ["leader", "follower-1", "a transaction of updates"] {
+        let is_update = place.starts_with('a');
+        let session = cluster.reader("session", if is_update { "leader" } else { place }).await?;
+        let begin = async || {
+            if is_update {
+                run(&session, "BEGIN").await??;
+                run(&session, "UPDATE numbers SET value = value WHERE id = 1").await??;
+            } else {
+                cluster.read_until_at_epoch(&session, numbers).await?;
+                run(&session, "BEGIN READ ONLY").await??;
+            }
+            run(&session, numbers).await??;
+            anyhow::Ok(())
+        };
+        for taken_back in ["; ROLLBACK TO one", "; SELECT 1 / 0"] {
+            begin().await?;
+            run(&writer, MAKE).await??;
+            run(&session, "SAVEPOINT one").await??;
+            let seen = run(&session, &format!("{filled}{taken_back}")).await?;
+            assert_eq!(code(&seen), "40001", "{place}{taken_back}: {seen:?}");
+            run(&session, "ROLLBACK").await??;
+            run(&writer, "DROP TABLE filled").await??;
+        }
+        begin().await?;
+        run(&writer, "CREATE VIEW later AS SELECT count(*) FROM numbers").await??;
+        run(&session, "SAVEPOINT one; SELECT 1; RELEASE one").await??;
+        let seen = run(&session, "TABLE later").await?;
+        assert_eq!(code(&seen), "40001", "{place}: {seen:?}");
+        run(&session, "ROLLBACK").await??;
+        run(&writer, "DROP VIEW later").await??;
+    }
+    Ok(())
+}
+
 /// A single statement that waits for TRUNCATE is run again by the router: its client gets all rows, never an error.
 ///
 /// Spec: I3

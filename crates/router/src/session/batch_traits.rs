@@ -28,6 +28,10 @@ pub struct BatchTraits {
     pub waits_for_client: bool,
     /// Has a meaning only inside the session's transaction.
     pub within_transaction: bool,
+    /// Takes back a part of its transaction.
+    pub takes_back: bool,
+    /// Takes back what it has executed itself before, and lets the locks of that go.
+    pub lets_go: bool,
     /// How far settings reach that it may change for the rest of its transaction.
     pub local_settings: Reach,
     /// The leader alone can run it.
@@ -106,6 +110,7 @@ impl BatchTraits {
                 // declared.
                 traits.reads_only = true;
                 traits.within_transaction = true;
+                traits.takes_back = matches!(statement.action, Action::RollbackTo(_));
             }
             Action::ExecutePrepared => {
                 traits.writes = true;
@@ -129,6 +134,8 @@ impl BatchTraits {
         self.writes |= other.writes;
         self.opaque |= other.opaque;
         self.within_transaction |= other.within_transaction;
+        self.lets_go |= other.lets_go || (other.takes_back && !first);
+        self.takes_back |= other.takes_back;
         self.commits_itself |= other.commits_itself;
         self.waits_for_client |= other.waits_for_client;
         self.ddl = match (self.ddl.take(), other.ddl) {

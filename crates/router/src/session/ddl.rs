@@ -20,16 +20,17 @@ use crate::epoch::{Creating, DdlBarrier, Dooming};
 use crate::wire::{SqlError, sqlstate};
 
 /// A row, if this transaction has opened a relation that got another file, or was made, after its snapshot: TRUNCATE, a
-/// rewriting ALTER TABLE, CREATE TABLE. What it has changed itself its snapshot sees as it is. Relations without a file
-/// of their own, as views, have none in either catalog; those whose file is not in `pg_class` are never rewritten by
-/// users. *Not seen*: what only a block of a function has opened whose exception was caught, as the lock has gone with
-/// the block.
+/// rewriting ALTER TABLE, CREATE. What it has changed itself its snapshot sees as it is. Relations without a file of
+/// their own, as views, have none in either catalog: a new one is there now, and not in the snapshot's. Those whose
+/// file is not in `pg_class` are never rewritten by users. *Not seen*: what only a block of a function has opened whose
+/// exception was caught, as the lock has gone with the block, and what only parallel workers have.
 pub(super) const OVERTAKEN: &str = "SELECT 1 \
      FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_class c ON c.oid = l.relation \
      WHERE l.pid = pg_catalog.pg_backend_pid() AND l.locktype = 'relation' \
-     AND pg_catalog.pg_relation_filenode(l.relation) IS NOT NULL \
+     AND (pg_catalog.pg_relation_filenode(l.relation) IS NOT NULL \
      AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(l.relation) \
-     AND c.relfilenode IS DISTINCT FROM 0 LIMIT 1";
+     AND c.relfilenode IS DISTINCT FROM 0 \
+     OR c.oid IS NULL AND pg_catalog.pg_table_is_visible(l.relation) IS NOT NULL) LIMIT 1";
 
 /// Has deferred triggers run, for a look at what they have changed.
 const RUN_DEFERRED: &str = "SET CONSTRAINTS ALL IMMEDIATE";
@@ -161,7 +162,7 @@ impl Session {
         // its locks go.
         let has_changed = leader.has_ddl && traits.ddl.is_none() && traits.statements > 0;
         let may_have_let_go = traits.within_transaction && traits.statements > 1;
-        if (has_changed || may_have_let_go) && epochs.is_older_than_a_doom(&leader.snapshot) {
+        if traits.lets_go || (has_changed || may_have_let_go) && epochs.is_older_than_a_doom(&leader.snapshot) {
             return Ok(Ok(true));
         }
         let relayed = match self.own_statement(&mut leader.backend, OVERTAKEN, false).await? {
@@ -171,18 +172,28 @@ impl Session {
         Ok(Ok(relayed.own_error.is_some() || !relayed.own_rows.is_empty()))
     }
 
-    /// Whether a transaction at an epoch has opened a relation that is newer than that. Asks the server only when there
-    /// may be such a one.
+    /// Whether a transaction at an epoch has opened a relation that is newer than that, or may have with locks that it
+    /// has let go. Asks the server only when there may be such a one.
     pub(super) async fn looks_at_what_is_newer(
         &mut self,
         backend: &mut Backend,
         change_counter: u64,
+        traits: &BatchTraits,
     ) -> Result<bool, SessionEnd> {
         if self.database.epochs.snapshot_stands(change_counter) {
             return Ok(false);
         }
+        if traits.lets_go {
+            return Ok(true);
+        }
         let looked = self.own_statement(backend, OVERTAKEN, false).await?;
         Ok(!looked.is_ok_and(|relayed| relayed.own_error.is_none() && relayed.own_rows.is_empty()))
+    }
+
+    /// Whether an error in a batch leaves something unasked that was read before it: the transaction goes on behind one
+    /// of its savepoints, which lets the locks go that would tell.
+    pub(super) fn leaves_unasked(&self, savepoints: usize, traits: &BatchTraits, change_counter: u64) -> bool {
+        savepoints > 0 && traits.statements > 1 && !self.database.epochs.snapshot_stands(change_counter)
     }
 
     /// What the COMMIT of a transaction will change, after deferred triggers have run.

@@ -91,6 +91,7 @@ impl Session {
             (Some(text), Some(so_far)) if so_far.len() < SETTINGS_MAX => so_far.push(text.clone()),
             _ => transaction.settings_so_far = None,
         }
+        let savepoints = transaction.savepoints;
         let Placement::AtEpoch { backend, epoch, change_counter, .. } = &mut transaction.placement else {
             return Ok(Ok(()));
         };
@@ -114,8 +115,12 @@ impl Session {
                 self.take_back(start, went_out);
                 Ok(Err(Reported::Here(closed_by_ddl())))
             }
+            Ok(Relayed { error: Some(_), .. }) if self.leaves_unasked(savepoints, traits, *change_counter) => {
+                self.take_back(start, went_out);
+                Ok(Err(Reported::Here(closed_by_ddl())))
+            }
             Ok(Relayed { error: Some(fields), .. }) => Ok(Err(Reported::ByServer(fields.code))),
-            Ok(_) if self.looks_at_what_is_newer(backend, *change_counter).await? => {
+            Ok(_) if self.looks_at_what_is_newer(backend, *change_counter, traits).await? => {
                 self.take_back(start, went_out);
                 Ok(Err(Reported::Here(closed_by_ddl())))
             }

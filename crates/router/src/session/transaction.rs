@@ -275,6 +275,7 @@ impl Session {
         request: &Request,
         traits: &BatchTraits,
     ) -> Result<Result<(), Reported>, SessionEnd> {
+        let savepoints = transaction.savepoints;
         let Placement::OnLeader(leader) = &mut transaction.placement else { return Ok(Err(Reported::Here(aborted()))) };
         if leader.serializable.may_be_forgotten() {
             return Ok(Err(Reported::Here(too_many_transactions())));
@@ -322,6 +323,10 @@ impl Session {
         }
         self.after_leader_statement(traits, relayed.error.is_none());
         if let Some(fields) = relayed.error {
+            if self.leaves_unasked(savepoints, traits, leader.snapshot.change_counter) {
+                self.take_back(start, went_out);
+                return Ok(Err(Reported::Here(closed_by_ddl())));
+            }
             return Ok(Err(Reported::ByServer(fields.code)));
         }
         match self.is_overtaken(leader, traits).await? {
