@@ -47,7 +47,8 @@ impl Report {
     pub fn write(&self, directory: &Path) -> anyhow::Result<()> {
         let notes = [
             format!(
-                "a machine of {} MiB and one processor, copied every {} ms at most; four clients on its bridge",
+                "a machine of {} MiB and one processor, copied every {} ms, sooner where its output waits, later where \
+                 it would stand too long or the copy before is still under way; four clients on its bridge",
                 self.memory_mib, self.period_ms
             ),
             "both hosts, clients and the machine's emulation share two processors; the link is a relay of TCP"
