@@ -20,7 +20,7 @@ DEMO ?=
 # `make guest GUEST='--postgresql 15 --boot-time'` builds another one; `guest/build-image.sh --help` names the options.
 GUEST ?=
 # What all tests of `make test` may take together, in seconds. On two quiet processors, where about four run at a time,
-# they take half of it.
+# they take a third of it; under a quota of one processor, more than half.
 TEST_SECONDS ?= 12000
 # How long each part of `make soak` takes.
 SOAK_SECONDS ?= 600
