@@ -350,7 +350,7 @@ mod tests {
     #[test]
     fn checkpoints_stay_where_what_they_are_of_is_gone() {
         let home = tempfile::tempdir().unwrap();
-        let (directory, hardware) = (home.path().join("checkpoints"), Hardware::new("10.0", &[]));
+        let (directory, hardware) = (home.path().join("checkpoints"), Hardware::new("10.0", &[]).unwrap());
         make(&directory, &hardware, 4096, b"prefix").unwrap();
         // Broken off before it was whole.
         fs::remove_file(directory.join("machine")).unwrap();

@@ -64,7 +64,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let home = MachineHome::at(&directory.path().join("web")).unwrap();
         fs::create_dir(home.root()).unwrap();
-        make(&home.checkpoints(), &Hardware::new("10.0", &[]), 4096, b"prefix").unwrap();
+        make(&home.checkpoints(), &Hardware::new("10.0", &[]).unwrap(), 4096, b"prefix").unwrap();
         let open = || Image::open_to_write(&home.checkpoints()).unwrap();
         let take = |parent| open().begin(parent).unwrap().commit(1, b"devices", "disk/checkpoint").unwrap();
         let numbers = || open().checkpoints().iter().map(|one| one.number).collect::<Vec<_>>();

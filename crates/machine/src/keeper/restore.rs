@@ -181,7 +181,8 @@ pub(super) fn hardware_here(
     let run = MachineDirectory::new(home.run()).map_err(|error| hypervisor_failed(home.name(), error))?;
     let line = CommandLine::new(&planned, &run, host).map_err(|error| hypervisor_failed(home.name(), error))?;
     let words: Vec<String> = line.arguments().iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    Ok(Hardware::new(&qemu.version().to_string(), &words))
+    Hardware::new(&qemu.version().to_string(), &words)
+        .map_err(|reason| MachineError::Checkpoint { machine: home.name().to_string(), reason })
 }
 
 impl Restored {
