@@ -289,7 +289,7 @@ fn network_metrics(machines: &[(&str, &MachineStatus)], text: &mut String) {
         let refused = network.malformed_frames + network.foreign_source_frames + network.for_bridge_frames;
         refused + network.not_taken_frames + network.lost_frames
     };
-    let metrics: [(&str, &str, &str, Of); 9] = [
+    let metrics: [(&str, &str, &str, Of); 8] = [
         ("sent_frames_total", "counter", "Frames of the machine that its network has.", |network| network.sent_frames),
         ("sent_bytes_total", "counter", "Their bytes.", |network| network.sent_bytes),
         ("received_frames_total", "counter", "Frames that the machine was given.", |network| network.received_frames),
@@ -297,9 +297,6 @@ fn network_metrics(machines: &[(&str, &MachineStatus)], text: &mut String) {
         ("dropped_frames_total", "counter", "Frames that went nowhere.", dropped),
         ("held_frames", "gauge", "Frames of the machine that wait for their epoch.", |network| network.held_frames),
         ("held_bytes", "gauge", "Their bytes.", |network| network.held_bytes),
-        ("wait_microseconds_total", "counter", "How long frames have waited that are gone.", |network| {
-            network.freed_wait_us
-        }),
         ("blocks_total", "counter", "How often the machine was made to wait.", |network| network.blocks),
     ];
     for (name, kind, help, of) in metrics {
@@ -308,14 +305,18 @@ fn network_metrics(machines: &[(&str, &MachineStatus)], text: &mut String) {
             Some(of(machine.network.as_ref()?.statistics.as_ref()?))
         });
     }
+    let help = "How long frames have waited that are gone.";
+    family(text, machines, ("onecopy_machine_network_wait_seconds_total", "counter", help), |machine| {
+        Some(machine.network.as_ref()?.statistics.as_ref()?.freed_wait_us as f64 / 1e6)
+    });
 }
 
 /// One metric (name, kind, help) with a sample for each machine that has a value.
-fn family(
+fn family<V: Display>(
     text: &mut String,
     machines: &[(&str, &MachineStatus)],
     (name, kind, help): (&str, &str, &str),
-    value: impl Fn(&MachineStatus) -> Option<u64>,
+    value: impl Fn(&MachineStatus) -> Option<V>,
 ) {
     let mut metric = Metric::new(text, name, kind, help);
     for (server, machine) in machines {
