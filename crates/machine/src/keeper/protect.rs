@@ -130,7 +130,8 @@ pub(super) fn begin(keeper: &Arc<Keeper>, machine: &Machine, order: &ProtectionO
 
 /// From here on its status has it.
 fn tell(keeper: &Keeper, order: &ProtectionOrder) {
-    let status = ProtectionStatus::new(ProtectionRole::Primary, order.to.clone());
+    let mut status = ProtectionStatus::new(ProtectionRole::Primary, order.to.clone());
+    status.durability = Some(order.durability);
     keeper.change(|told| told.protection = Some(status));
 }
 

@@ -107,6 +107,9 @@ pub struct ProtectionStatus {
     pub state: ProtectionState,
     /// `HOST:PORT` of the other host.
     pub host: String,
+    /// On the machine's host: what a client may see that the other host has not yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub durability: Option<Durability>,
     /// Why the machine runs alone.
     pub reason: Option<String>,
     /// Checkpoints that the backup has had.
@@ -150,6 +153,7 @@ impl ProtectionStatus {
             role,
             state: ProtectionState::Copying,
             host,
+            durability: None,
             reason: None,
             epochs: 0,
             newest_unix_ms: None,

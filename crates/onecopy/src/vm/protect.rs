@@ -187,9 +187,13 @@ pub fn line(status: &ProtectionStatus) -> String {
             format!("it is copied to {host}, and not protected yet: {}", HumanBytes(status.bytes))
         }
         (ProtectionRole::Primary, ProtectionState::Protected) => format!(
-            "protected by {host}: {epochs} checkpoints{age}, every {} ms, for which it stands {:.1} ms",
+            "protected by {host}: {epochs} checkpoints{age}, every {} ms, for which it stands {:.1} ms{}",
             status.period_ms,
-            status.pause_us as f64 / 1000.0
+            status.pause_us as f64 / 1000.0,
+            match status.durability {
+                Some(OrderedDurability::Periodic) => "; what it sends does not wait for them",
+                Some(OrderedDurability::Output) | None => "",
+            }
         ),
         (ProtectionRole::Primary, ProtectionState::Unprotected) => {
             format!("NOT protected by {host}, which is tried again: {reason}")

@@ -186,6 +186,9 @@ fn t46_a_machine_survives_its_death_and_its_hosts_with_all_that_was_answered() {
     // The control: what it sends is not held.
     let (here, there) = (&hosts.here, &hosts.there);
     protect(there, here, &["--durability=periodic", "--period-ms=20000"]).ok();
+    assert_eq!(there.1.machine("web")["protection"]["durability"], "periodic");
+    let listed = there.1.directory.run(&["vm", "list"]).ok();
+    assert!(listed.contains("does not wait"), "{listed}");
     let writer = Writer::connect("192.0.2.10", 1_000_000);
     until("much is answered", || writer.answered() > 1_000_050);
     there.1.kill("web", "qemu.pid");
