@@ -129,10 +129,8 @@ fn sockets(configuration: &MachineConfiguration) -> Result<(), String> {
         }
     }
     for network in &configuration.networks {
-        match &network.end {
-            NetworkEnd::Stream { path, .. } => paths.push(path),
-            NetworkEnd::Datagram { local, remote } => paths.extend([local.as_path(), remote.as_path()]),
-            _ => {}
+        if let NetworkEnd::Stream { path, .. } = &network.end {
+            paths.push(path);
         }
     }
     if let Some(Incoming::Unix(path)) = &configuration.incoming {

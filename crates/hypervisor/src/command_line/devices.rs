@@ -150,11 +150,6 @@ fn network(line: &mut CommandLine, network: &Network, version: QemuVersion) {
             let user = user.with_switch("restrict", *restricted);
             forwards.iter().fold(user, |user, forward| user.with("hostfwd", forwarded(forward)))
         }
-        NetworkEnd::Tap { interface } => {
-            let tap = OptionText::new("tap").with("id", &id).with("ifname", interface);
-            tap.with("script", "no").with("downscript", "no")
-        }
-        NetworkEnd::TapDescriptor { descriptor } => OptionText::new("tap").with("id", &id).with("fd", descriptor),
         NetworkEnd::Stream { path, role } => {
             let stream = OptionText::new("stream").with("id", &id);
             let stream = stream.with_switch("server", *role == SocketRole::Listens).with("addr.type", "unix");
@@ -163,19 +158,6 @@ fn network(line: &mut CommandLine, network: &Network, version: QemuVersion) {
                 SocketRole::Listens => stream,
                 SocketRole::Connects { reconnect_ms } => reconnecting(stream, *reconnect_ms, version),
             }
-        }
-        NetworkEnd::StreamDescriptor { descriptor } => {
-            let stream = OptionText::new("stream").with("id", &id).with_switch("server", false);
-            stream.with("addr.type", "fd").with("addr.str", descriptor)
-        }
-        NetworkEnd::Datagram { local, remote } => {
-            let datagrams = OptionText::new("dgram").with("id", &id);
-            let datagrams = datagrams.with("local.type", "unix").with_path("local.path", local);
-            datagrams.with("remote.type", "unix").with_path("remote.path", remote)
-        }
-        NetworkEnd::DatagramDescriptor { descriptor } => {
-            let datagrams = OptionText::new("dgram").with("id", &id);
-            datagrams.with("local.type", "fd").with("local.str", descriptor)
         }
     };
     line.add("-netdev", end);

@@ -246,8 +246,6 @@ fn v1_networks() {
             HOST,
             "user,id=n-end,ipv6=off,restrict=on,hostfwd=udp:10.0.0.1:53-:5353,hostfwd=tcp:127.0.0.1:1-:2",
         ),
-        (NetworkEnd::Tap { interface: "t,0".into() }, HOST, "tap,id=n-end,ifname=t,,0,script=no,downscript=no"),
-        (NetworkEnd::TapDescriptor { descriptor: 500 }, HOST, "tap,id=n-end,fd=500"),
         (
             NetworkEnd::Stream { path: path(), role: SocketRole::Listens },
             HOST,
@@ -255,17 +253,6 @@ fn v1_networks() {
         ),
         (connects(Some(500)), HOST, "stream,id=n-end,server=off,addr.type=unix,addr.path=/s,,1,reconnect-ms=500"),
         (connects(None), OLD, "stream,id=n-end,server=off,addr.type=unix,addr.path=/s,,1"),
-        (
-            NetworkEnd::StreamDescriptor { descriptor: 500 },
-            HOST,
-            "stream,id=n-end,server=off,addr.type=fd,addr.str=500",
-        ),
-        (
-            NetworkEnd::Datagram { local: path(), remote: "/r".into() },
-            HOST,
-            "dgram,id=n-end,local.type=unix,local.path=/s,,1,remote.type=unix,remote.path=/r",
-        ),
-        (NetworkEnd::DatagramDescriptor { descriptor: 500 }, HOST, "dgram,id=n-end,local.type=fd,local.str=500"),
         (NetworkEnd::Unplugged, HOST, ""),
     ];
     for (end, host, expected) in table {

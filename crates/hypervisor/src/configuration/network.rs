@@ -34,39 +34,12 @@ pub enum NetworkEnd {
         /// The guest reaches nothing, not even the host; the forwards work nevertheless.
         restricted: bool,
     },
-    /// A tap interface of the host, which exists and which QEMU's account may open.
-    Tap {
-        /// Its name.
-        interface: String,
-    },
-    /// An open tap interface, an inherited descriptor of this number.
-    TapDescriptor {
-        /// The number.
-        descriptor: i32,
-    },
     /// A stream of frames, each behind its length (32 bits, big-endian).
     Stream {
         /// The Unix socket.
         path: PathBuf,
         /// Who listens.
         role: SocketRole,
-    },
-    /// The same on an inherited descriptor of this number, a connected stream socket.
-    StreamDescriptor {
-        /// The number.
-        descriptor: i32,
-    },
-    /// A frame a datagram between two Unix sockets.
-    Datagram {
-        /// QEMU's socket.
-        local: PathBuf,
-        /// The peer's socket.
-        remote: PathBuf,
-    },
-    /// The same on an inherited descriptor of this number, a connected datagram socket.
-    DatagramDescriptor {
-        /// The number.
-        descriptor: i32,
     },
     /// Nothing: a card without a cable.
     Unplugged,
