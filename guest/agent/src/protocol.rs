@@ -21,8 +21,7 @@ mod reply;
 pub use bytes::Bytes;
 pub use command::{BaseBackup, Command, Execute, Hello, Identity, Initialize, Postgres, Request, StopMode, WriteFile};
 pub use reply::{
-    Answer, Executed, Failure, FailureKind, Greeting, Health, MemoryUse, Outcome, PostgresState, PostgresStatus,
-    Progress, Reply,
+    Answer, Executed, Failure, FailureKind, Greeting, Health, Outcome, PostgresState, PostgresStatus, Progress, Reply,
 };
 
 /// The name of the virtio-serial port; in the guest `/dev/virtio-ports/` followed by it.

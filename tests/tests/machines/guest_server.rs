@@ -40,11 +40,6 @@ async fn v16_a_guest_makes_runs_and_stops_a_server() {
     assert_eq!(guest.sql("SHOW shared_buffers").await.unwrap(), "48MB");
     guest.sql("CREATE TABLE kept AS SELECT generate_series(1, 1000) AS number").await.unwrap();
 
-    let used = agent.set_memory_target(Some(200 << 20)).await.unwrap();
-    assert!(used.target_bytes == Some(200 << 20) && used.used_bytes > 0, "{used:?}");
-    assert_eq!(guest.run("cat /sys/fs/cgroup/postgresql/memory.high").await.unwrap(), (200 << 20).to_string());
-    agent.set_memory_target(None).await.unwrap();
-
     guest.sql("ALTER SYSTEM SET work_mem = '5MB'").await.unwrap();
     agent.postgres(Postgres::Reload {}, TIMEOUT, |_| {}).await.unwrap();
     let deadline = tokio::time::Instant::now() + TIMEOUT;

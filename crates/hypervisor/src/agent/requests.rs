@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use onecopy_guest_agent::protocol::{
-    Answer, Bytes, Command, Execute, Executed, Failure, FailureKind, Health, Identity, MemoryUse, Postgres,
-    PostgresStatus, Progress, StopMode, WriteFile,
+    Answer, Bytes, Command, Execute, Executed, Failure, FailureKind, Health, Identity, Postgres, PostgresStatus,
+    Progress, StopMode, WriteFile,
 };
 
 use super::{Agent, REQUEST_TIMEOUT};
@@ -31,8 +31,6 @@ pub(super) fn name(command: &Command) -> &'static str {
         Command::Postgres(Postgres::Freeze {}) => "postgres freeze",
         Command::Postgres(Postgres::Thaw {}) => "postgres thaw",
         Command::Postgres(Postgres::Kill {}) => "postgres kill",
-        Command::MemoryTarget { .. } => "memory_target",
-        Command::Trim {} => "trim",
         Command::Cancel { .. } => "cancel",
         Command::PowerOff {} => "power_off",
     }
@@ -169,28 +167,6 @@ impl Agent {
         match self.request(Command::Postgres(Postgres::Status {}), REQUEST_TIMEOUT).await? {
             Answer::Postgres(status) => Ok(status),
             other => Err(unexpected("postgres status", &other)),
-        }
-    }
-
-    /// Lets the guest's server use about this much memory; none: all.
-    ///
-    /// # Errors
-    /// Those of [`Agent::request`].
-    pub async fn set_memory_target(&self, bytes: Option<u64>) -> Result<MemoryUse, HypervisorError> {
-        match self.request(Command::MemoryTarget { bytes }, REQUEST_TIMEOUT).await? {
-            Answer::Memory(used) => Ok(used),
-            other => Err(unexpected("memory_target", &other)),
-        }
-    }
-
-    /// Tells the disk which blocks are free; how many bytes.
-    ///
-    /// # Errors
-    /// Those of [`Agent::request`].
-    pub async fn trim(&self, timeout: Duration) -> Result<u64, HypervisorError> {
-        match self.request(Command::Trim {}, timeout).await? {
-            Answer::Trimmed { bytes } => Ok(bytes),
-            other => Err(unexpected("trim", &other)),
         }
     }
 

@@ -303,7 +303,8 @@ async fn v7_a_guest_that_has_booted_anew_is_lost_and_so_is_what_was_under_way() 
     // The new agent is in the midst of a line of the old one.
     guest.stream.write_all(b"{\"id\":77,\"ok\":{\"do").await.unwrap();
     let (probed, ()) = tokio::join!(agent.probe(SOON), guest.greeting("boot-2"));
-    for error in [probed.unwrap_err(), asking.await.unwrap().unwrap_err(), agent.trim(SOON).await.unwrap_err()] {
+    let asked = agent.request(execute("y"), SOON).await;
+    for error in [probed.unwrap_err(), asking.await.unwrap().unwrap_err(), asked.unwrap_err()] {
         assert!(
             matches!(&error, HypervisorError::AgentLost { reason, .. } if reason.contains("booted anew")),
             "{error}"

@@ -3,7 +3,7 @@
 use super::in_progress::InProgress;
 use super::lines::Line;
 use super::replies::{Replies, Reporter, Result, failure, malformed};
-use super::{SwitchOff, clock, execute, files, health, identity, memory, postgres, trim};
+use super::{SwitchOff, clock, execute, files, health, identity, postgres};
 use crate::protocol::{
     Answer, Command, Failure, FailureKind, Greeting, Hello, LINE_BYTES_MAX, Outcome, Reply, Request, VERSION_NEWEST,
     VERSION_OLDEST,
@@ -89,8 +89,6 @@ fn perform(command: Command, reporter: &Reporter<'_>) -> Result<Answer> {
         Command::SetIdentity(identity) => identity::set(&identity).map(done),
         Command::WriteFile(file) => files::write(&file).map(done),
         Command::Postgres(action) => postgres::perform(&action, reporter),
-        Command::MemoryTarget { bytes } => memory::set_target(bytes).map(Answer::Memory),
-        Command::Trim {} => trim::trim().map(|bytes| Answer::Trimmed { bytes }),
         Command::Hello(hello) => greeting(hello),
         Command::PowerOff {} | Command::Cancel { .. } => Err(malformed("that is not done by a thread of its own")),
     }

@@ -16,12 +16,10 @@ mod health;
 mod identity;
 mod in_progress;
 mod lines;
-mod memory;
 mod port;
 mod postgres;
 mod process;
 mod replies;
-mod trim;
 mod users;
 
 use dispatch::Dispatch;

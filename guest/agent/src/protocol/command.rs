@@ -33,14 +33,6 @@ pub enum Command {
     WriteFile(WriteFile),
     /// See to the guest's PostgreSQL.
     Postgres(Postgres),
-    /// Let the guest's server use about this much memory: more is taken back as soon as it can be (`memory.high` of the
-    /// server's control group). Answered by [`super::Answer::Memory`].
-    MemoryTarget {
-        /// Null: as much as there is.
-        bytes: Option<u64>,
-    },
-    /// Tell the disk which blocks the root file system does not use. Answered by [`super::Answer::Trimmed`].
-    Trim {},
     /// Nobody waits for that request any more: the program that it runs (of `execute` and `base_backup`; others go on)
     /// is killed with what it started. Answered at once, also when nothing of that id is under way.
     Cancel {

@@ -37,13 +37,6 @@ pub enum Answer {
     Executed(Executed),
     /// To `postgres` with `status`.
     Postgres(PostgresStatus),
-    /// To `memory_target`.
-    Memory(MemoryUse),
-    /// To `trim`.
-    Trimmed {
-        /// Bytes that the disk was told of.
-        bytes: u64,
-    },
     /// To all the others.
     Done {},
 }
@@ -138,15 +131,6 @@ impl PostgresState {
     pub fn is_ready(self) -> bool {
         matches!(self, PostgresState::Primary | PostgresState::Standby)
     }
-}
-
-/// The memory of the server's control group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemoryUse {
-    /// What it may use; null: all.
-    pub target_bytes: Option<u64>,
-    /// What it uses, its files' cached pages included.
-    pub used_bytes: u64,
 }
 
 /// Why something was not done.

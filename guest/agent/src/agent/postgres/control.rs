@@ -3,7 +3,6 @@
 use super::log::last_lines;
 use super::{DATA, LOG, USER, needed_programs, status};
 use crate::agent::execute::timeout;
-use crate::agent::memory::GROUP;
 use crate::agent::process::{Program, run};
 use crate::agent::replies::{Reporter, Result, failed, failure};
 use crate::protocol::{FailureKind, PostgresState, StopMode};
@@ -11,6 +10,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::fs::read_to_string;
 use std::time::{Duration, Instant};
 
+/// The control group that the guest's first process makes and that the server runs in.
+pub(super) const GROUP: &str = "/sys/fs/cgroup/postgresql";
 /// How soon a change of state is seen.
 const STATE_PAUSE: Duration = Duration::from_millis(50);
 /// How often a host that waits is told that it still takes.

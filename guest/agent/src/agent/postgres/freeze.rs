@@ -1,8 +1,8 @@
 //! The server's control group held still: for the instant in which the guest is copied, and until the copy's server has
 //! been told whom it follows, or is ended before it can do anything.
 
+use super::control::GROUP;
 use super::status;
-use crate::agent::memory::GROUP;
 use crate::agent::replies::{Result, failed, failure};
 use crate::protocol::FailureKind;
 use std::fs::{read_to_string, write};
