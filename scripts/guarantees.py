@@ -2,7 +2,8 @@
 """Compares the guarantees of SPECIFICATION.md with the tests that hold them.
 
     scripts/guarantees.py            writes docs/reference/tests.md
-    scripts/guarantees.py --check    fails where that page, the tests and SPECIFICATION.md do not agree
+    scripts/guarantees.py --check    fails where that page, the tests and SPECIFICATION.md do not agree, and where
+                                     another page names a test that is not there
     cargo nextest list --profile ci --message-format json | scripts/guarantees.py --listed
                                      fails where a test does not run, or not in the suite that it names
 
@@ -23,6 +24,8 @@ GUARANTEE = re.compile(r"^\| ([A-Z]\d+) \| \*\*(.+?)\*\*")
 SPEC = re.compile(r"^\s*/// Spec: (.+)$")
 # A test's function, or its name in a list that a macro makes functions of.
 FUNCTION = re.compile(r"^\s*(?:(?:pub )?(?:async )?fn (\w+)\(|(\w+): \w+\()")
+# A test as a page names it. Settings of PostgreSQL and names of metrics are like it, but shorter, or begin otherwise.
+NAMED = re.compile(r"`(?!onecopy_)([a-z]\w*(?:_\w+){5,})`")
 
 
 class Test(NamedTuple):
@@ -88,6 +91,10 @@ def main() -> int:
                 wrong.append(f"{test.file}: {test.name} is no test that runs")
             elif (runs[test.name] == {False}) != test.is_nightly:
                 wrong.append(f"{test.file}: {test.name} is {'not ' if test.is_nightly else ''}one of `make nightly`")
+    words = {word for file in files for word in re.findall(r"\w+", (ROOT / file).read_text())}
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    wrong += [f"{each.relative_to(ROOT)}: there is no test {name}"
+              for each in pages if each != PAGE for name in NAMED.findall(each.read_text()) if name not in words]
     text = page(guarantees, tests)
     if len(sys.argv) == 1:
         PAGE.parent.mkdir(parents=True, exist_ok=True)

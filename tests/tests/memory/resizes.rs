@@ -35,7 +35,7 @@ async fn random_resizes_lose_nothing(version: Version) -> anyhow::Result<()> {
     let (leader, standby) = (harness.leader(), harness.standby()?);
     programs::pgbench_initialize(leader, PGBENCH_SCALE)?;
     harness.wait_replayed().await?;
-    let (seconds, seed) = (load_seconds(SECONDS)?, rand::random());
+    let (seconds, seed) = (load_seconds(SECONDS)?, onecopy_testing::seed());
     let (stopping, changed, looked) = (Arc::new(AtomicBool::new(false)), AtomicU64::new(0), AtomicU64::new(0));
     let load = async |server: &TestServer, script: Script, clients: u32| {
         while !stopping.load(Ordering::Relaxed) {
