@@ -276,7 +276,7 @@ impl Departure {
     ///
     /// # Errors
     /// As [`Departure::of`] and [`Departure::write`].
-    pub fn settle(home: &MachineHome) -> Result<(), MachineError> {
+    pub fn resolve(home: &MachineHome) -> Result<(), MachineError> {
         match Departure::of(home)? {
             Some(departure) if departure.state == DepartureState::Begun && !desired_state::is_migrated(home) => {
                 Departure { state: DepartureState::Kept, ..departure }.write(home)
@@ -286,16 +286,16 @@ impl Departure {
     }
 
     /// Of a machine that does not run: where it was protected and has died, it goes on at the other host; else as
-    /// [`Departure::settle`]. The caller holds the keeper's lock, or is the keeper.
+    /// [`Departure::resolve`]. The caller holds the keeper's lock, or is the keeper.
     ///
     /// # Errors
-    /// As [`Departure::settle`].
-    pub fn settle_ended(home: &MachineHome) -> Result<(), MachineError> {
+    /// As [`Departure::resolve`].
+    pub fn resolve_ended(home: &MachineHome) -> Result<(), MachineError> {
         match Departure::of(home)? {
             Some(known) if known.may_go_on_there() && desired_state::was_to_go_on(home)? => {
                 desired_state::note(home, desired_state::DesiredState::Migrated)
             }
-            _ => Departure::settle(home),
+            _ => Departure::resolve(home),
         }
     }
 

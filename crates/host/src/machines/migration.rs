@@ -281,7 +281,7 @@ impl Machines {
         // Its keeper has died: the next one settles it. Without a machine nobody will give it away.
         match home.find_process()? {
             Some(_) => machine.ensure_keeper().await?,
-            None => machine.settle_departure().await?,
+            None => machine.resolve_departure().await?,
         }
         Ok(Departure::verdict(home, &which.token))
     }

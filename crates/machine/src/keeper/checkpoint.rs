@@ -66,7 +66,7 @@ pub(super) async fn checkpoint(
     let failed = |reason: String| MachineError::Checkpoint { machine: home.name().to_string(), reason };
     let deadline = begun + CHECKPOINT_TIMEOUT;
     let first_pause = prepare(keeper, machine, deadline).await?;
-    held::settle(home).map_err(|error| failed(error.to_string()))?;
+    held::forget_left(home).map_err(|error| failed(error.to_string()))?;
     // The machine stands for nothing where there is no room for what the last one took.
     let image = Image::open(&home.checkpoints()).map_err(home.memory_failed())?;
     let pages = image.last().map_or(0, |last| last.data_pages);

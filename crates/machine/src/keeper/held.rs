@@ -22,7 +22,7 @@ pub(super) fn note(home: &MachineHome, number: u64) -> Result<(), MachineError> 
 ///
 /// # Errors
 /// A fork is being made of it; files cannot be read or removed.
-pub(super) fn settle(home: &MachineHome) -> Result<(), Cause> {
+pub(super) fn forget_left(home: &MachineHome) -> Result<(), Cause> {
     if !home.held_file().try_exists()? {
         return Ok(());
     }
@@ -72,7 +72,7 @@ mod tests {
 
         // Died before it was taken: the next one has its number, and stays.
         note(&home, open().next_number()).unwrap();
-        settle(&home).unwrap();
+        forget_left(&home).unwrap();
         take(Some(1));
         forget(&home, &mut open()).unwrap();
         assert_eq!(numbers(), [1, 2]);
@@ -81,13 +81,13 @@ mod tests {
         note(&home, open().next_number()).unwrap();
         take(Some(2));
         let making = home.keep_for_forks().unwrap();
-        let error = settle(&home).unwrap_err().to_string();
+        let error = forget_left(&home).unwrap_err().to_string();
         assert!(error.contains("a fork of it is being made"), "{error}");
         drop(making);
         assert_eq!(numbers(), [1, 2, 3]);
-        settle(&home).unwrap();
+        forget_left(&home).unwrap();
         assert_eq!((numbers(), home.held_file().exists()), (vec![1, 2], false));
         fs::write(home.held_file(), "none").unwrap();
-        settle(&home).unwrap_err();
+        forget_left(&home).unwrap_err();
     }
 }

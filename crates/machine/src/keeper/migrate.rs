@@ -130,7 +130,7 @@ pub(super) async fn migrate(
     match outcome {
         Ok(result) => Ok(KeeperReply::Migrated(result)),
         Err(reason) => {
-            if let Err(error) = Departure::settle(home) {
+            if let Err(error) = Departure::resolve(home) {
                 tracing::error!(%error, "it is not written down that the machine stays");
             }
             if desired_state::is_migrated(home) {
@@ -166,11 +166,11 @@ pub(super) fn words(error: impl ToString) -> String {
 }
 
 /// A keeper that takes a machine over ends what an earlier one had under way: it came to nothing, or was given away.
-pub(super) async fn settle(home: &MachineHome) -> Result<(), MachineError> {
+pub(super) async fn resolve(home: &MachineHome) -> Result<(), MachineError> {
     // Of one that is protected a copy may go on: that is seen to where it is protected again.
     let departure = Departure::of(home)?.filter(|departure| !departure.protects);
     let Some(departure) = departure else { return Ok(()) };
-    Departure::settle(home)?;
+    Departure::resolve(home)?;
     if departure.state != DepartureState::Gone && !desired_state::is_migrated(home) {
         forget_snapshots(home, &departure);
     }

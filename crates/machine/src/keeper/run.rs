@@ -170,7 +170,7 @@ async fn keep(
     };
     // Only from here on: before that nobody lets it go.
     keeper.set_machine(machine.clone());
-    if let Err(error) = migrate::settle(home).await {
+    if let Err(error) = migrate::resolve(home).await {
         tracing::error!(%error, "what has become of the machine's last migration is not written down");
     }
     if desired_state::is_migrated(home) {
@@ -181,15 +181,15 @@ async fn keep(
     if let Some(record) = begin::arrival_of(home).filter(|record| comes && !record.is_whole) {
         tokio::spawn(arriving_disk::look_after_disk(home.clone(), record));
     }
-    let patience = Patience::of(home);
-    let ended = until_ended(home, keeper, stops, &mut servers, (&machine, care), patience).await?;
+    let rule = UnresponsiveRule::of(home);
+    let ended = until_ended(home, keeper, stops, &mut servers, (&machine, care), rule).await?;
     tracing::info!(ending = %ended.ending, "the machine has ended");
     keeper.change(|status| (status.state, status.process_id) = (MachineState::Stopping, None));
     backup_copy::resolve_end(keeper, &ended.ending, ended.was_asked).await;
     servers.close(home).await;
     let mut end = end_of(&ended.ending, ended.was_forced);
     if ended.was_unresponsive {
-        let seconds = patience.silent_after.as_secs();
+        let seconds = rule.silent_after.as_secs();
         (end.clean, end.reason) = (false, format!("it was ended: its guest ran and did not answer for {seconds} s"));
     }
     note(home, gone_from(home).unwrap_or(end));
@@ -214,10 +214,10 @@ async fn until_ended(
     stops: &mut mpsc::Receiver<Stop>,
     servers: &mut Servers,
     (machine, care): (&Machine, Takeover),
-    patience: Patience,
+    rule: UnresponsiveRule,
 ) -> Result<Ended, MachineError> {
     let (became_unresponsive, mut unresponsive) = mpsc::channel(1);
-    let greeter = tokio::spawn(look_after_agent(machine.clone(), Arc::clone(keeper), patience, became_unresponsive));
+    let greeter = tokio::spawn(look_after_agent(machine.clone(), Arc::clone(keeper), rule, became_unresponsive));
     let mut terminated =
         signal(SignalKind::terminate()).map_err(MachineError::file("listen for signals of", home.root()))?;
     let begin_end = |force, timeout| {
@@ -246,7 +246,7 @@ async fn until_ended(
                     previous.abort();
                 }
             }
-            Some(()) = unresponsive.recv(), if patience.ends_unresponsive && ender.is_none() => {
+            Some(()) = unresponsive.recv(), if rule.ends_unresponsive && ender.is_none() => {
                 tracing::error!("the guest is unresponsive, and the machine is ended");
                 was_unresponsive = true;
                 ender = Some(begin_end(true, END_TIMEOUT));
@@ -262,20 +262,20 @@ async fn until_ended(
 
 /// How long a guest may be unresponsive, and what follows.
 #[derive(Debug, Clone, Copy)]
-struct Patience {
+struct UnresponsiveRule {
     silent_after: Duration,
     ends_unresponsive: bool,
 }
 
-impl Patience {
+impl UnresponsiveRule {
     /// As the machine's file says; a keeper that takes over a machine whose file was broken meanwhile goes on.
-    fn of(home: &MachineHome) -> Patience {
+    fn of(home: &MachineHome) -> UnresponsiveRule {
         let configuration = home.configuration().unwrap_or_else(|error| {
             tracing::warn!(%error, "how long the guest may be unresponsive is not known");
             MachineConfiguration::new(home.image())
         });
         let silent_after = Duration::from_secs(configuration.silent_after_s);
-        Patience { silent_after, ends_unresponsive: configuration.end_when_silent }
+        UnresponsiveRule { silent_after, ends_unresponsive: configuration.end_when_silent }
     }
 }
 
@@ -328,7 +328,7 @@ fn note_stopping(keeper: &Keeper) {
 async fn look_after_agent(
     machine: Machine,
     keeper: Arc<Keeper>,
-    patience: Patience,
+    rule: UnresponsiveRule,
     became_unresponsive: mpsc::Sender<()>,
 ) {
     while let Some(agent) = guest::greet(&machine).await {
@@ -344,7 +344,7 @@ async fn look_after_agent(
         let told = || {
             let _ = became_unresponsive.try_send(());
         };
-        unresponsive::watch(&machine, &agent, &keeper, patience.silent_after, told).await;
+        unresponsive::watch(&machine, &agent, &keeper, rule.silent_after, told).await;
         tracing::warn!(reason = agent.lost(), "the guest's agent is lost");
         thawing.abort();
         keeper.forget_agent(unix_ms());

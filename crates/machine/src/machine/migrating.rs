@@ -91,9 +91,9 @@ impl Machine {
     ///
     /// # Errors
     /// [`MachineError::Directory`].
-    pub async fn settle_departure(&self) -> Result<(), MachineError> {
+    pub async fn resolve_departure(&self) -> Result<(), MachineError> {
         match self.take_keeper_lock().await? {
-            Some(_lock) if self.home.find_process()?.is_none() => Departure::settle_ended(&self.home),
+            Some(_lock) if self.home.find_process()?.is_none() => Departure::resolve_ended(&self.home),
             _ => Ok(()),
         }
     }
@@ -103,7 +103,7 @@ impl Machine {
     ///
     /// # Errors
     /// [`MachineError::Protection`]: that is not known; [`MachineError::Directory`].
-    pub async fn settle_copy(&self) -> Result<(), MachineError> {
+    pub async fn resolve_copy(&self) -> Result<(), MachineError> {
         let Some(_lock) = self.take_keeper_lock().await? else { return Ok(()) };
         if self.home.find_process()?.is_some() {
             return Ok(());

@@ -128,7 +128,7 @@ const DEATHS: [(&str, Death); 6] = [
 fn recover(source: &mut Side, destination: &mut Side) {
     if source.has_keeper && !desired_state::is_migrated(&source.home) {
         // Its take is void.
-        Departure::settle(&source.home).unwrap();
+        Departure::resolve(&source.home).unwrap();
         source.let_go();
     }
     for side in [&mut *source, &mut *destination] {
@@ -136,7 +136,7 @@ fn recover(source: &mut Side, destination: &mut Side) {
             side.take_over();
         }
     }
-    Departure::settle(&source.home).unwrap();
+    Departure::resolve(&source.home).unwrap();
     if destination.machine == Some(State::Paused) && !desired_state::is_arriving(&destination.home) {
         // Its keeper needs nobody any more, and goes on with what it was doing.
         destination.let_go();
@@ -152,7 +152,7 @@ fn recover(source: &mut Side, destination: &mut Side) {
                 destination.let_go();
             }
             Verdict::Kept => destination.machine = None,
-            Verdict::Undecided | Verdict::Unknown => panic!("the source's keeper settles it"),
+            Verdict::Undecided | Verdict::Unknown => panic!("the source's keeper resolves it"),
         }
     }
     // `vm migrate --resume` on the source: the other side says that it never will run, durably.
@@ -253,7 +253,7 @@ fn t30_what_is_not_known_is_no_verdict_and_an_earlier_migration_came_to_nothing(
     departure().write(&home).unwrap();
     assert_eq!(Departure::verdict(&home, "one"), Verdict::Undecided, "it is under way");
     assert_eq!(Departure::verdict(&home, "other"), Verdict::Kept);
-    Departure::settle(&home).unwrap();
+    Departure::resolve(&home).unwrap();
     assert_eq!(Departure::verdict(&home, "one"), Verdict::Kept);
     fs::write(home.migration_file(), "{").unwrap();
     assert_eq!(Departure::verdict(&home, "one"), Verdict::Undecided);
@@ -323,7 +323,7 @@ async fn p3_a_machine_that_has_died_is_handed_over_unless_somebody_was_ending_it
         let side = Side::new(directory.path(), &format!("machine-{number}")).await;
         side.note(standing);
         Departure { protects: true, is_whole, ..departure() }.write(&side.home).unwrap();
-        Departure::settle_ended(&side.home).unwrap();
+        Departure::resolve_ended(&side.home).unwrap();
         assert_eq!(desired_state::is_migrated(&side.home), is_handed_over, "{standing:?}, whole: {is_whole}");
     }
 }

@@ -43,7 +43,7 @@ impl Machines {
         })?;
         let home = MachineHome::of(&self.directory.machines(), name);
         if home.is_made() {
-            Machine::new(home.clone(), self.user.clone()).settle_copy().await?;
+            Machine::new(home.clone(), self.user.clone()).resolve_copy().await?;
             self.wait_void(&home, order).await;
         }
         if home.is_made() && !self.may_be_replaced(&home) {
