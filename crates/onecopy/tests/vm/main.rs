@@ -1,9 +1,11 @@
 //! `onecopy vm` and `onecopy up --runtime vm` by the program itself: machines on the real QEMU, with the guest image
 //! that `make guest` builds.
 
+mod at_work;
 mod checkpoints;
 mod cluster;
 mod cluster_forks;
+mod database;
 #[path = "../cluster/directory.rs"]
 #[allow(dead_code)]
 mod directory;

@@ -81,7 +81,7 @@ impl Drop for Host {
 
 /// Two hosts of one authority, each with machines of its own.
 pub struct Hosts {
-    _keys: TestDirectory,
+    pub _keys: TestDirectory,
     pub here: (Host, MachineDirectory),
     pub there: (Host, MachineDirectory),
 }
@@ -127,7 +127,7 @@ impl Hosts {
 }
 
 /// Sends a machine; what it says.
-fn migrate(from: &(Host, MachineDirectory), to: &Host, more: &[&str]) -> crate::directory::Ran {
+pub fn migrate(from: &(Host, MachineDirectory), to: &Host, more: &[&str]) -> crate::directory::Ran {
     from.1.directory.run(&[&order(from, to)[..], more].concat())
 }
 

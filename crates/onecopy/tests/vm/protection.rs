@@ -17,7 +17,7 @@ use crate::machines::{MachineDirectory, until};
 use crate::migration::{CHECK, Host, Hosts, STORM};
 use crate::network::{Client, ECHO, interfaces, make_network};
 
-type Side = (Host, MachineDirectory);
+pub type Side = (Host, MachineDirectory);
 
 const BOOT: &str = "cat /proc/sys/kernel/random/boot_id";
 
@@ -82,14 +82,14 @@ fn logged(side: &Side, first: u64) -> u64 {
 }
 
 /// Protects the machine of one side by the other one.
-fn protect(from: &Side, to: &Side, more: &[&str]) -> Ran {
+pub fn protect(from: &Side, to: &Side, more: &[&str]) -> Ran {
     let keys = from.0.keys.to_str().expect("UTF-8");
     let words = ["vm", "protect", "web", "--to", &to.0.address, "--keys", keys, "--origin", &from.0.address, "--json"];
     from.1.directory.run(&[&words, more].concat())
 }
 
 #[track_caller]
-fn wait_protected(side: &Side) {
+pub fn wait_protected(side: &Side) {
     until("it is protected", || side.1.machine("web")["protection"]["state"] == "protected");
 }
 
@@ -320,7 +320,7 @@ fn t47_a_protected_machine_goes_on_whoever_is_killed() {
 
 /// All processes of a side's machine, which die at once.
 #[track_caller]
-fn die(side: &mut Side) {
+pub fn die(side: &mut Side) {
     side.0.kill();
     let files = ["keeper.lock", "qemu.pid", "disk.pid", "memory.pid", "network.pid"];
     let died: Vec<u32> = files.iter().filter_map(|file| side.1.process("web", file)).collect();
