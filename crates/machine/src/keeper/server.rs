@@ -451,6 +451,8 @@ pub(super) fn disk_arguments(home: &MachineHome) -> Vec<OsString> {
 
 #[cfg(test)]
 mod tests {
+    use onecopy_testing::until;
+
     use super::*;
     use crate::MachineHome;
 
@@ -486,7 +488,11 @@ mod tests {
         let begin = || {
             let mut command = std::process::Command::new("/bin/sh");
             command.args(["-c", "read _", DISK_SERVER_COMMAND]).arg(home.disk()).stdin(Stdio::piped());
-            command.spawn().unwrap()
+            let process = command.spawn().unwrap();
+            // The kernel lets a parent go on a moment before the child's command line can be read.
+            let shown = format!("/proc/{}/cmdline", process.id());
+            until("its command line is read", || fs::read(&shown).unwrap().ends_with(b"disk\0"));
+            process
         };
         let mut processes = vec![begin()];
         let found = server.found().unwrap().and_then(|process| process.number());
