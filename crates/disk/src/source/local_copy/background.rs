@@ -88,7 +88,7 @@ fn copy(shared: &Shared) {
                 Ok(false) => {}
                 Ok(true) => {
                     info!(file = shared.data_name, "the copy of the base is whole");
-                    return;
+                    return shared.leave_source();
                 }
                 Err(error) => *shared.trouble() = Some(format!("{}: {error}", shared.data_name)),
             },

@@ -41,10 +41,12 @@ impl Shared {
             let asked = Instant::now();
             let bytes = match claim.fetch() {
                 Ok(bytes) => bytes,
-                Err(error) if self.is_writer() => return Err(error),
                 Err(error) => {
                     // The writer may have got it, and may have finished, while the source was waited for.
-                    let is_whole = self.map.look_again(first).map_err(|error| self.error(error))?;
+                    let is_whole = match self.role {
+                        Role::Writer => self.map.is_whole(),
+                        Role::Beside { .. } => self.map.look_again(first).map_err(|error| self.error(error))?,
+                    };
                     if self.map.get(first).is_here() {
                         continue;
                     }

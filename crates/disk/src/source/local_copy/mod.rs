@@ -230,6 +230,16 @@ impl Shared {
         }
     }
 
+    /// Ends the connections to the source, which a whole copy needs no more, once the reads that wait for it have
+    /// ended: one may have begun before its blocks were written anew, and its clusters were left out since.
+    fn leave_source(&self) {
+        let Some(remote) = &self.remote else { return };
+        let claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        let claims = self.fetched.wait_while(claims, |claims| !claims.is_empty());
+        drop(claims.unwrap_or_else(PoisonError::into_inner));
+        remote.close();
+    }
+
     /// Reads clusters that are here.
     fn read_here(&self, offset: u64, into: &mut [u8]) -> Result<(), SourceError> {
         self.data.read_exact_at(into, offset).map_err(|error| self.error(error))
