@@ -148,12 +148,13 @@ fn check_settings(settings: &RouterSettings) -> Result<(), String> {
         ));
     }
     let limits = [
-        ("clients_max", settings.clients_max),
-        ("leader_backends_max", settings.leader_backends_max),
-        ("reader_backends_max", settings.reader_backends_max),
-        ("message_bytes_max", settings.message_bytes_max),
+        ("clients_max", settings.clients_max == 0),
+        ("leader_backends_max", settings.leader_backends_max == 0),
+        ("reader_backends_max", settings.reader_backends_max == 0),
+        ("message_bytes_max", settings.message_bytes_max == 0),
+        ("authentication_timeout_s", settings.authentication_timeout_s == 0),
     ];
-    match limits.iter().find(|(_, value)| *value == 0) {
+    match limits.iter().find(|(_, is_zero)| *is_zero) {
         Some((name, _)) => Err(format!("`{name}` is 0, so nobody could be served; write at least 1, or leave it out")),
         None => Ok(()),
     }
@@ -243,6 +244,7 @@ mod tests {
             (format!("{LEADER}password = \"x\"\npassword_file = \"y\"\n"), "both `password` and `password_file`"),
             (LEADER.replace("5432", "0"), "port 0"),
             (format!("[router]\nreader_backends_max = 0\n{LEADER}"), "`reader_backends_max` is 0"),
+            (format!("[router]\nauthentication_timeout_s = 0\n{LEADER}"), "`authentication_timeout_s` is 0"),
             (format!("[router]\nmetrics_listen = \"127.0.0.1:6432\"\n{LEADER}"), "port of its own"),
         ];
         for (text, expected) in cases {

@@ -59,6 +59,8 @@ pub struct RouterSettings {
     pub server_timeout_ms: u64,
     /// Largest message accepted from a client that is logged in, in bytes.
     pub message_bytes_max: usize,
+    /// A client must be logged in within this, in seconds, as with PostgreSQL's `authentication_timeout`.
+    pub authentication_timeout_s: u64,
     /// A client whose host has said nothing for this long is asked by TCP whether it is there, and is gone when nothing
     /// comes for as long again, in seconds (32767 at the most); 0: it is never asked.
     pub client_keepalive_s: u32,
@@ -91,6 +93,7 @@ impl Default for RouterSettings {
             epoch_age_max_ms: 1000,
             server_timeout_ms: 2000,
             message_bytes_max: 1 << 30,
+            authentication_timeout_s: 60,
             client_keepalive_s: 60,
             client_idle_s: 0,
             idle_in_transaction_s: 0,

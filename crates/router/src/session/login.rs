@@ -33,9 +33,6 @@ use crate::wire::{
     Channel, ChannelError, Reply, Socket, SqlError, StartupPacket, begin_message, end_message, sqlstate,
 };
 
-/// A client must be logged in within this, as with PostgreSQL's `authentication_timeout`.
-const LOGIN_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Largest message of a client that is not yet logged in, in bytes.
 const LOGIN_MESSAGE_BYTES_MAX: usize = 10_000;
 
@@ -60,7 +57,8 @@ impl From<std::io::Error> for LoginError {
 /// Serves one connection until it ends.
 pub async fn serve(router: Arc<RouterState>, socket: Socket) {
     let _slot = ConnectionSlot::take(&router);
-    let keepalive_s = router.settings().client_keepalive_s;
+    let settings = router.settings();
+    let keepalive_s = settings.client_keepalive_s;
     if keepalive_s > 0
         && let Err(error) = socket.keep_alive(Duration::from_secs(keepalive_s.into()))
     {
@@ -69,7 +67,8 @@ pub async fn serve(router: Arc<RouterState>, socket: Socket) {
     let address = socket.peer_address();
     let mut client = Channel::new(socket, LOGIN_MESSAGE_BYTES_MAX);
     let presence = Arc::new(Presence::of(&client));
-    let log_in = tokio::time::timeout(LOGIN_TIMEOUT, log_in(&router, &mut client, address));
+    let timeout = Duration::from_secs(settings.authentication_timeout_s);
+    let log_in = tokio::time::timeout(timeout, log_in(&router, &mut client, address));
     let Some(Ok(logged_in)) = presence.while_there(&CancelSlot::default(), log_in).await else {
         return;
     };
