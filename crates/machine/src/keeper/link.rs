@@ -33,6 +33,7 @@ pub(super) const FENCE_WITHIN: Duration = Duration::from_secs(40);
 /// How long after the loss of a copy whose host fences a source holds what it sends, where that host does not say that
 /// the copy is void: longer, also where either side hears of the loss later than the other one.
 pub(super) const ALONE_AFTER: Duration = Duration::from_secs(60);
+const _: () = assert!(ALONE_AFTER.as_secs() > FENCE_WITHIN.as_secs());
 
 /// How long a side that gives up reads on.
 const LINGER: Duration = Duration::from_secs(10);

@@ -257,6 +257,7 @@ async fn fence(home: &MachineHome, record: &Arrival, command: &str, longest: Dur
 mod tests {
     use std::fs;
 
+    use onecopy_clone::network::keys::make_host;
     use onecopy_hypervisor::State;
     use tokio::sync::mpsc;
 
@@ -265,10 +266,8 @@ mod tests {
     use super::*;
     use crate::desired_state::DesiredState;
 
-    /// A machine that stands, and was given away to this host.
-    async fn given(machines: &Machines) -> (Machine, Arc<Keeper>, Arrival) {
-        let (home, user) = (&machines.home, &machines.user);
-        let record = Arrival {
+    fn arrival() -> Arrival {
+        Arrival {
             token: "one".to_owned(),
             origin: "here:1".to_owned(),
             keys: "/keys".into(),
@@ -278,7 +277,12 @@ mod tests {
             protects: true,
             fence: None,
             detection_s: None,
-        };
+        }
+    }
+
+    /// A machine that stands, and was given away to this host.
+    async fn given(machines: &Machines) -> (Machine, Arc<Keeper>, Arrival) {
+        let (home, user, record) = (&machines.home, &machines.user, arrival());
         desired_state::begin(home, user, Duration::ZERO).await.unwrap();
         desired_state::note(home, DesiredState::Arriving).unwrap();
         record.write(home).unwrap();
@@ -342,5 +346,62 @@ mod tests {
             }
             machine.quit().await.unwrap();
         }
+    }
+
+    /// A host that says nothing is fenced once it was not reached for long enough, and never so late after its last
+    /// word that its machine may run on alone. One that nobody may ask is not taken for dead.
+    ///
+    /// Spec: D8
+    #[tokio::test]
+    async fn p5_a_host_is_fenced_only_while_its_machine_cannot_run_on_alone() {
+        let machines = Machines::new();
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let keys = make_host(machines.home.root(), "one", &["127.0.0.1".to_owned()]).unwrap();
+        let fenced = Arrival { origin: nobody, keys, fence: Some("true".to_owned()), ..arrival() };
+        let now = Instant::now();
+        let ago = |elapsed: Duration| now.checked_sub(elapsed).expect("the host runs for a while");
+        let (long, late) = (Some(ago(UNREACHED_MIN)), Some(ago(FENCE_WITHIN)));
+        let in_time = Some(ago(FENCE_WITHIN - 10 * VERDICT_INTERVAL));
+        for (record, heard, unreached, is_fenced) in [
+            (&fenced, in_time, long, true),
+            (&fenced, in_time, None, false),
+            (&fenced, late, long, false),
+            // After a restart of its own it does not know when it heard something.
+            (&fenced, None, long, false),
+            (&Arrival { fence: None, ..fenced.clone() }, in_time, long, false),
+            (&Arrival { keys: "/keys".into(), ..fenced.clone() }, in_time, long, false),
+        ] {
+            let mut unreached = unreached;
+            let asking = ask_until_decided(&machines.home, record, heard, &mut unreached);
+            let patience = if is_fenced { FENCE_WITHIN } else { VERDICT_INTERVAL * 3 / 2 };
+            match tokio::time::timeout(patience, asking).await {
+                Ok(Asked::MayFence(command, longest)) => {
+                    assert!(is_fenced, "{record:?} {heard:?}");
+                    assert_eq!(command, "true");
+                    assert!(longest <= 10 * VERDICT_INTERVAL, "{longest:?}");
+                }
+                Ok(Asked::Verdict(verdict)) => panic!("nobody has said {verdict:?}"),
+                Err(_) => assert!(!is_fenced, "{record:?} {heard:?}"),
+            }
+        }
+    }
+
+    /// A fence that does not end in time fences nobody later: it ends with all that it has begun.
+    ///
+    /// Spec: D8
+    #[tokio::test]
+    async fn p5_a_fence_that_takes_too_long_ends_with_all_that_it_began() {
+        let machines = Machines::new();
+        let (home, mark) = (&machines.home, machines.home.root().join("fenced"));
+        let late = format!("(sleep 1; touch {0}) & sleep 1; touch {0}", mark.display());
+        let error = fence(home, &arrival(), &late, Duration::from_millis(200)).await.unwrap_err();
+        assert!(error.contains("has not ended"), "{error}");
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(!mark.exists());
+        let error = fence(home, &arrival(), "exit 3", FENCE_WITHIN).await.unwrap_err();
+        assert!(error.contains("exit status: 3"), "{error}");
+        let named = format!("echo $ONECOPY_MACHINE $ONECOPY_ORIGIN > {}", mark.display());
+        fence(home, &arrival(), &named, FENCE_WITHIN).await.unwrap();
+        assert_eq!(fs::read_to_string(&mark).unwrap(), "web here:1\n");
     }
 }
