@@ -3,6 +3,7 @@
 //! ```text
 //!  checkpoint.1 (whole) <── checkpoint.2 <── checkpoint.3        a page of 3: in 3, or in 2, or in 1, or zeros
 //!                           compact(3): checkpoint.3 (whole)
+//!                           remove(2):  checkpoint.1 (whole) <── checkpoint.3, with the pages of 2
 //! ```
 //!
 //! A file is there whole or not at all, so the last checkpoint that was acknowledged is always there. What is damaged
@@ -269,18 +270,36 @@ impl Image {
         self.folder.synchronize()
     }
 
-    /// Removes the newest, where it is this one; whether it was. The next one is whole.
+    /// Removes one. What it holds that a later one stands on becomes part of that one first; all others show what they
+    /// did. After the newest is removed the next one is whole.
     ///
     /// # Errors
-    /// The file system refuses.
-    pub fn remove_newest(&mut self, number: u64) -> Result<bool, CheckpointError> {
-        if self.heads.keys().next_back() != Some(&number) {
-            return Ok(false);
+    /// As [`Image::view`], [`Image::check_space`] and [`Image::begin`]. What was there still is.
+    pub fn remove(&mut self, number: u64) -> Result<(), CheckpointError> {
+        let unknown = || CheckpointError::UnknownCheckpoint { number };
+        let parent = self.heads.get(&number).filter(|_| self.is_listed(number)).ok_or_else(unknown)?.parent;
+        // More than one where an earlier removal was broken off.
+        let later: Vec<Head> = self.heads.values().filter(|head| head.parent == number).copied().collect();
+        for later in later {
+            let (Some(upper), Some(lower)) = (self.layer(later.number)?, self.layer(number)?) else {
+                return Err(unknown());
+            };
+            let both = View::new(self.machine.identity, vec![upper, lower]);
+            self.check_space(both.present().count() as u64)?;
+            let mut writer = Writer::begin(self, later.number, parent)?;
+            let mut content = [0; PAGE_BYTES];
+            for page in both.told() {
+                both.read(page, &mut content)?;
+                writer.page(page, &content)?;
+            }
+            writer.commit(later.taken_unix_ms, both.devices(), both.disk())?;
         }
-        self.folder.remove(&name_of(number))?;
-        self.heads.remove(&number);
+        // Also when another one has written that, and died: nothing goes before it is durable.
         self.folder.synchronize()?;
-        Ok(true)
+        self.folder.remove(&name_of(number))?;
+        self.folder.synchronize()?;
+        self.heads.remove(&number);
+        Ok(())
     }
 
     /// Whether it is there, and all that it stands on, as far as is known.

@@ -58,6 +58,8 @@ fn t10_each_checkpoint_shows_its_instant_whole_or_as_changes_compacted_or_not() 
         let directory = TestDirectory::new().unwrap();
         let mut image = Image::create(directory.path(), SIZE, b"prefix").unwrap();
         let (mut now, mut models): (Model, Vec<(u64, Model)>) = (vec![0; PAGES], Vec::new());
+        // What changed since the last one is known.
+        let mut is_known = false;
         for _ in 0..30 {
             match random.random_range(0..10) {
                 0..7 => {
@@ -68,7 +70,7 @@ fn t10_each_checkpoint_shows_its_instant_whole_or_as_changes_compacted_or_not() 
                             changed.push((page, *byte));
                         }
                     }
-                    let is_whole = models.is_empty() || random.random_bool(0.1);
+                    let is_whole = !std::mem::replace(&mut is_known, true) || random.random_bool(0.1);
                     let changed = if is_whole { all(&now) } else { changed };
                     models.push((append(&mut image, &changed, is_whole).unwrap(), now.clone()));
                 }
@@ -76,6 +78,12 @@ fn t10_each_checkpoint_shows_its_instant_whole_or_as_changes_compacted_or_not() 
                     let kept = random.random_range(0..models.len());
                     image.compact(models[kept].0).unwrap();
                     models.drain(..kept);
+                }
+                8 if !models.is_empty() => {
+                    let removed = random.random_range(0..models.len());
+                    image.remove(models[removed].0).unwrap();
+                    is_known &= removed + 1 < models.len();
+                    models.remove(removed);
                 }
                 _ => {
                     drop(image);
@@ -209,8 +217,74 @@ fn t11_killed_at_every_step_of_a_compaction_all_later_ones_are_there() {
     );
 }
 
+/// Spec: D6
+#[test]
+fn t11_killed_at_every_step_of_a_removal_all_others_are_there() {
+    let (directory, models) = three();
+    for removed in [1, 2] {
+        at_every_step(
+            &directory,
+            |image| image.remove(removed),
+            |place, is_done| {
+                let mut image = Image::open_to_write(place).unwrap();
+                let others = |image: &Image| {
+                    (1..).zip(&models).filter(|(number, _)| *number != removed).for_each(|(number, model)| {
+                        check(image, number, model);
+                    });
+                };
+                others(&image);
+                match image.checkpoints().len() {
+                    3 if !is_done => {
+                        check(&image, removed, &models[usize::try_from(removed).unwrap() - 1]);
+                        // Of one that was broken off both may stand on what is removed before it is done again.
+                        if removed == 2 {
+                            image.remove(1).unwrap();
+                            check(&image, 2, &models[1]);
+                            check(&image, 3, &models[2]);
+                            return;
+                        }
+                        image.remove(removed).unwrap();
+                    }
+                    left => assert_eq!(left, 2),
+                }
+                others(&image);
+                let again = image.remove(removed);
+                assert!(matches!(again, Err(CheckpointError::UnknownCheckpoint { number }) if number == removed));
+            },
+        );
+    }
+    let mut image = Image::open_to_write(directory.path()).unwrap();
+    image.remove(3).unwrap();
+    assert_eq!(image.last().map(|last| last.number), Some(2));
+    check(&image, 2, &models[1]);
+}
+
 /// A checkpoint that is damaged, cut short or another machine's is refused with its file, and one writes at a time.
 ///
+/// Spec: C6
+#[test]
+fn t10_who_reads_sees_a_checkpoint_as_it_was_whatever_a_removal_does_meanwhile() {
+    for steps in 0.. {
+        let (directory, models) = three();
+        let reader = Image::open(directory.path()).unwrap();
+        let recorder = Recorder::killed_behind(steps);
+        let mut writer = Image::open_in(recorder.folder(directory.path()), true).unwrap();
+        let done = writer.remove(2);
+        for image in [&reader, &Image::open(directory.path()).unwrap()] {
+            check(image, 1, &models[0]);
+            check(image, 3, &models[2]);
+        }
+        if done.is_ok() {
+            assert!(matches!(reader.view(2), Err(CheckpointError::UnknownCheckpoint { number: 2 })));
+            return;
+        }
+        // The same writer again: it did not die.
+        recorder.spare();
+        writer.remove(2).unwrap();
+        check(&writer, 3, &models[2]);
+    }
+}
+
 /// Spec: C6
 #[test]
 fn t10_who_reads_sees_a_checkpoint_as_it_was_whatever_a_compaction_does_meanwhile() {

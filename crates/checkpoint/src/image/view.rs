@@ -60,6 +60,11 @@ impl View {
         self.places.iter().filter(|place| place.data.is_some()).flat_map(|place| place.first..place.end)
     }
 
+    /// The pages of which its layers say what they hold, zeros among them; rising.
+    pub(super) fn told(&self) -> impl Iterator<Item = u32> {
+        self.places.iter().flat_map(|place| place.first..place.end)
+    }
+
     /// Reads what a page held.
     ///
     /// # Errors
