@@ -324,6 +324,14 @@ impl Machines {
         Ok(self.get(name)?.checkpoints()?)
     }
 
+    /// Forgets these checkpoints of a machine.
+    ///
+    /// # Errors
+    /// [`MachineError::NotThere`], and those of [`Machine::forget_checkpoints`].
+    pub async fn forget_checkpoints(&self, name: &MachineName, numbers: &[u64]) -> Result<(), HostError> {
+        Ok(self.get(name)?.forget_checkpoints(numbers).await?)
+    }
+
     /// Lets a machine that does not run go on from a checkpoint, the last one where none is named; its number.
     ///
     /// # Errors

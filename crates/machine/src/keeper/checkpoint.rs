@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onecopy_checkpoint::image::Image;
+use onecopy_checkpoint::image::{Checkpoint, Image};
 use onecopy_checkpoint::restore::{Prefix, stream};
 use onecopy_checkpoint::take::{self, After, Cause, Parts, Taken};
 use onecopy_disk_server::DiskClient;
@@ -252,8 +252,23 @@ fn forget(home: &MachineHome, keep: Option<u64>) -> Result<(), Cause> {
     forget_unnamed(home, &image)
 }
 
-/// Forgets the checkpoint of a held server, where there is one, and what no checkpoint names.
-pub(super) fn forget_held(home: &MachineHome) -> Result<(), Cause> {
+/// Forgets these checkpoints, that of a held server, where there is one, and what no checkpoint names. Its disk is
+/// served.
+pub(super) fn forget_served(home: &MachineHome, numbers: &[u64]) -> Result<(), Cause> {
+    forget_numbers(home, numbers, forget_unnamed)
+}
+
+/// The same of a machine that does not run, and that nobody starts meanwhile. The snapshots of its disk stay until it
+/// forgets some while it runs.
+pub(crate) fn forget_at_rest(home: &MachineHome, numbers: &[u64]) -> Result<(), Cause> {
+    forget_numbers(home, numbers, |home, image| Ok(frozen::forget(home, image)?))
+}
+
+fn forget_numbers(
+    home: &MachineHome,
+    numbers: &[u64],
+    then: impl FnOnce(&MachineHome, &Image) -> Result<(), Cause>,
+) -> Result<(), Cause> {
     let Some(_alone) = home.keep_from_forks()? else {
         return Err("a fork of it is being made".into());
     };
@@ -262,7 +277,19 @@ pub(super) fn forget_held(home: &MachineHome) -> Result<(), Cause> {
     }
     let mut image = Image::open_to_write(&home.checkpoints())?;
     held::forget(home, &mut image)?;
-    forget_unnamed(home, &image)
+    let is_wanted = |checkpoint: &Checkpoint| !numbers.contains(&checkpoint.number);
+    let known = image.checkpoints();
+    // The oldest of them at once: the first that stays is written anew.
+    if let Some(oldest) = known.iter().position(is_wanted)
+        && oldest > 0
+    {
+        image.compact(known[oldest].number)?;
+    }
+    // Newest first: nothing is added to one that goes itself.
+    for checkpoint in image.checkpoints().iter().rev().filter(|checkpoint| !is_wanted(checkpoint)) {
+        image.remove(checkpoint.number)?;
+    }
+    then(home, &image)
 }
 
 /// Removes what no checkpoint names: frozen memory, and snapshots of its disk.

@@ -39,6 +39,7 @@ mod unresponsive;
 pub(crate) mod verdict;
 
 pub use checkpoint::CheckpointTaken;
+pub(crate) use checkpoint::forget_at_rest;
 pub(super) use memory::{clear as clear_memory, is_private, refuse_elsewhere};
 pub(super) use network::clear as clear_network;
 pub use parts::PauseParts;

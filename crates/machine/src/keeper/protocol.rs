@@ -53,9 +53,13 @@ pub enum KeeperRequest {
         #[serde(default)]
         holds_server: bool,
     },
-    /// Forget the checkpoint of a held server, and what no checkpoint names: frozen memory, and snapshots of its disk
-    /// that nobody's disk lies over.
-    Forget {},
+    /// Forget these checkpoints and that of a held server, and what no checkpoint names: frozen memory, and snapshots
+    /// of its disk that nobody's disk lies over.
+    Forget {
+        /// Their numbers.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        checkpoints: Vec<u64>,
+    },
     /// Put the cable into its network card, which a fork begins without.
     Connect {},
     /// Send the machine to another host: what happens follows.

@@ -177,13 +177,17 @@ impl Keeper {
         taking.await.unwrap_or_else(|error| Err(MachineError::Task(format!("taking a checkpoint ended: {error}"))))
     }
 
-    /// Forgets the checkpoint of a held server, and what no checkpoint names.
-    async fn forget_checkpoint(self: &Arc<Keeper>) -> Result<(), MachineError> {
+    /// Forgets these checkpoints and that of a held server, and what no checkpoint names.
+    async fn forget_checkpoints(self: &Arc<Keeper>, checkpoints: Vec<u64>) -> Result<(), MachineError> {
         let _alone = self.alone()?;
         let home = self.home.clone();
+        if self.machine.get().is_none() {
+            // It may begin at one of them.
+            return Err(MachineError::DoesNotRun { name: home.name().clone() });
+        }
         let forgotten = tokio::task::spawn_blocking(move || {
             let failed = |reason| MachineError::Checkpoint { machine: home.name().to_string(), reason };
-            checkpoint::forget_held(&home).map_err(|error| failed(error.to_string()))
+            checkpoint::forget_served(&home, &checkpoints).map_err(|error| failed(error.to_string()))
         });
         forgotten
             .await
@@ -208,7 +212,7 @@ impl Keeper {
                 Ok(taken) => KeeperReply::Checkpoint(taken),
                 Err(error) => failed(error.to_string()),
             },
-            KeeperRequest::Forget {} => done(self.forget_checkpoint().await),
+            KeeperRequest::Forget { checkpoints } => done(self.forget_checkpoints(checkpoints).await),
             KeeperRequest::Connect {} => done(self.connect().await),
             KeeperRequest::Migrate(order) => match self.migrate(order, progress).await {
                 Ok(reply) => reply,

@@ -8,7 +8,7 @@ use onecopy_checkpoint::image::{Checkpoint, Image};
 
 use super::{CHECKPOINT_TIMEOUT, KEEPER_TIMEOUT, Machine, RELEASE_TIMEOUT, WAY_TIMEOUT};
 use crate::fork::StartPoint;
-use crate::keeper::{CheckpointTaken, KeeperReply, KeeperRequest};
+use crate::keeper::{self, CheckpointTaken, KeeperReply, KeeperRequest};
 use crate::migration::Arrival;
 use crate::{MachineError, MachineHome};
 
@@ -45,7 +45,35 @@ impl Machine {
         if self.process_id().is_none() {
             return Ok(());
         }
-        self.done(&KeeperRequest::Forget {}, CHECKPOINT_TIMEOUT).await
+        self.done(&KeeperRequest::Forget { checkpoints: Vec::new() }, CHECKPOINT_TIMEOUT).await
+    }
+
+    /// Forgets these of its checkpoints: what others hold the changes since goes into those. Where it does not run the
+    /// snapshots of its disk stay until it forgets some, or takes one, while it runs.
+    ///
+    /// # Errors
+    /// [`MachineError::Checkpoint`], also where one of them is not there: then none is forgotten;
+    /// [`MachineError::Keeper`].
+    pub async fn forget_checkpoints(&self, numbers: &[u64]) -> Result<(), MachineError> {
+        for number in numbers {
+            self.find_checkpoint(Some(*number))?;
+        }
+        let order = || KeeperRequest::Forget { checkpoints: numbers.to_vec() };
+        if self.process_id().is_some() {
+            return self.done(&order(), CHECKPOINT_TIMEOUT).await;
+        }
+        // Nobody starts it meanwhile, from one of them.
+        let Some(_lock) = self.take_keeper_lock().await? else {
+            return self.done(&order(), CHECKPOINT_TIMEOUT).await;
+        };
+        let (home, numbers) = (self.home.clone(), numbers.to_vec());
+        let forgotten = tokio::task::spawn_blocking(move || {
+            let failed = |reason| MachineError::Checkpoint { machine: home.name().to_string(), reason };
+            keeper::forget_at_rest(&home, &numbers).map_err(|error| failed(error.to_string()))
+        });
+        forgotten
+            .await
+            .unwrap_or_else(|error| Err(MachineError::Task(format!("forgetting checkpoints ended: {error}"))))
     }
 
     async fn take_checkpoint(&self, keep: Option<u64>, holds_server: bool) -> Result<CheckpointTaken, MachineError> {

@@ -1,8 +1,8 @@
-//! `onecopy vm checkpoint`, `checkpoints` and `restore`: a machine as it was.
+//! `onecopy vm checkpoint`, `checkpoints`, `forget` and `restore`: a machine as it was.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use onecopy_machine::CheckpointTaken;
 use onecopy_memory::size;
 use tokio::time::MissedTickBehavior;
@@ -34,6 +34,23 @@ pub struct Checkpoints {
     /// Everything, as one JSON document
     #[arg(long)]
     json: bool,
+}
+
+/// Forget checkpoints of a machine, whether it runs or not; what it can go on from is those that stay
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("which").required(true)))]
+pub struct Forget {
+    #[command(flatten)]
+    machine: MachineOption,
+    /// A checkpoint's number; more than once for several
+    #[arg(long, value_name = "NUMBER", group = "which")]
+    checkpoint: Vec<u64>,
+    /// All but the newest N
+    #[arg(long, value_name = "N", group = "which")]
+    keep: Option<usize>,
+    /// All of them
+    #[arg(long, group = "which")]
+    all: bool,
 }
 
 /// Let a machine that does not run go on from a checkpoint
@@ -125,6 +142,26 @@ impl Checkpoints {
 /// Memory that a checkpoint holds itself.
 fn bytes(checkpoint: &onecopy_machine::Checkpoint) -> u64 {
     checkpoint.data_pages * 4096
+}
+
+impl Forget {
+    /// Runs the command.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let (name, machines) = (self.machine.name()?, self.machine.machines()?);
+        let there: Vec<u64> = machines.checkpoints(&name)?.iter().map(|checkpoint| checkpoint.number).collect();
+        let kept = if self.all { Some(0) } else { self.keep };
+        let numbers = match kept {
+            Some(kept) => &there[..there.len().saturating_sub(kept)],
+            None => &self.checkpoint,
+        };
+        if !numbers.is_empty() {
+            crate::block_on(async { Ok(machines.forget_checkpoints(&name, numbers).await?) })?;
+        }
+        let left = there.iter().filter(|number| !numbers.contains(number)).map(u64::to_string).collect::<Vec<_>>();
+        let left = if left.is_empty() { "none".to_owned() } else { left.join(", ") };
+        output::say(format_args!("Checkpoints of {name} that are left: {left}."));
+        Ok(())
+    }
 }
 
 impl Restore {

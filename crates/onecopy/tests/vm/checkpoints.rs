@@ -149,12 +149,17 @@ fn t16_a_machine_with_a_server_goes_on_from_any_of_its_checkpoints() {
     let disk = disk.to_str().expect("UTF-8");
     run(&["disk", "snapshot", disk, "checkpoint-1-1"]).ok();
     assert_eq!((take(None, &["--keep=2"]), checkpoints(&machines)), (3, vec![2, 3]));
-    let left = run(&["disk", "snapshot", disk, "--list"]).ok();
-    assert_eq!(left.matches("checkpoint-").count(), 1, "{left}");
+    let snapshots = || run(&["disk", "snapshot", disk, "--list"]).ok().matches("checkpoint-").count();
+    assert_eq!(snapshots(), 1);
 
     // What changed since, twice; then the three in one.
     machines.guest("shop", "echo fourth > /dev/shm/fourth");
     assert_eq!(take(Some(3), &[]), 4);
+    // While it runs: what the later one stands on goes into it, and it is the same one.
+    assert_eq!(snapshots(), 2);
+    assert!(run(&["vm", "forget", "shop", "--checkpoint=9"]).refused(1).contains("no 9; there are: 2, 3, 4"));
+    assert!(run(&["vm", "forget", "shop", "--checkpoint=3"]).ok().contains("left: 2, 4."));
+    assert_eq!((checkpoints(&machines), snapshots()), (vec![2, 4], 1));
     machines.guest("shop", "echo last > /dev/shm/kept");
     sql("INSERT INTO kept VALUES (1003)");
     assert_eq!((take(Some(4), &["--keep=1"]), checkpoints(&machines)), (5, vec![5]));
@@ -171,6 +176,8 @@ fn t16_a_machine_with_a_server_goes_on_from_any_of_its_checkpoints() {
     assert_eq!(sql("SELECT count(*) FROM kept"), "1001");
     assert_eq!(machines.guest("shop", "cat /dev/shm/fourth /dev/shm/kept"), "fourth\nlast");
     run(&["vm", "stop", "--force", "shop"]).ok();
+    assert!(run(&["vm", "forget", "shop", "--keep=0"]).ok().contains("left: none."));
+    assert!(run(&["vm", "restore", "shop"]).refused(1).contains("there are none"));
     run(&["vm", "delete", "shop"]).ok();
     assert!(!machines.home("shop").exists());
 }
