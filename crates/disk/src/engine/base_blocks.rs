@@ -139,4 +139,67 @@ mod tests {
         recording.recorder.refuse_synchronizations("journal", libc::EIO);
         assert!(base.asks(4..5));
     }
+
+    /// What a base does at its next read, which then fails.
+    type Meanwhile = Box<dyn FnOnce() + Send>;
+
+    /// A base full of sevens.
+    #[derive(Default)]
+    struct Leaving(Mutex<Option<Meanwhile>>);
+
+    impl Source for Leaving {
+        fn size_bytes(&self) -> u64 {
+            SIZE
+        }
+
+        fn read(&self, _: u64, into: &mut [u8]) -> Result<(), SourceError> {
+            let meanwhile = self.0.lock().unwrap().take();
+            if let Some(meanwhile) = meanwhile {
+                meanwhile();
+                return Err(SourceError::new("sevens", "left out"));
+            }
+            into.fill(7);
+            Ok(())
+        }
+
+        fn describe(&self) -> String {
+            "sevens".into()
+        }
+    }
+
+    /// A base that is copied leaves out what was written anew, also where somebody reads it just then: that is found
+    /// where it was written.
+    ///
+    /// Spec: D4
+    #[test]
+    fn what_a_base_has_left_out_while_it_was_read_is_found_where_it_was_written() {
+        let home = tempfile::tempdir_in("/dev/shm").unwrap();
+        Disk::create(home.path(), &CreateOptions { size_bytes: SIZE, base: None, copy_base: false }).unwrap();
+        let base = Arc::new(Leaving::default());
+        let options = OpenOptions { base: Some(base.clone()), ..OpenOptions::default() };
+        let disk = Arc::new(Disk::open(home.path(), options).unwrap());
+        let meanwhile = |block: u64| {
+            let disk = Arc::clone(&disk);
+            let write = move || disk.write(block * BLOCK_BYTES, &[2; BLOCK], &[]).unwrap();
+            *base.0.lock().unwrap() = Some(Box::new(write));
+        };
+        let mut bytes = [0; 4 * BLOCK];
+        for block in [2, 0] {
+            meanwhile(block);
+            disk.read(0, &mut [IoSliceMut::new(&mut bytes)]).unwrap();
+            let byte_of = |at: usize| if at == 2 || block == 0 && at == 0 { 2 } else { 7 };
+            assert!((0..4).all(|at| bytes[at * BLOCK..][..BLOCK] == [byte_of(at); BLOCK]), "{block}");
+        }
+        meanwhile(5);
+        disk.write(5 * BLOCK_BYTES + 512, &[3; 512], &[]).unwrap();
+        disk.read(5 * BLOCK_BYTES, &mut [IoSliceMut::new(&mut bytes[..BLOCK])]).unwrap();
+        assert!(bytes[..BLOCK] == [&[2; 512][..], &[3; 512], &[2; BLOCK - 1024]].concat()[..]);
+        // Nothing was written there: that is the base's failure.
+        meanwhile(9);
+        let error = disk.read(6 * BLOCK_BYTES, &mut [IoSliceMut::new(&mut bytes[..BLOCK])]).unwrap_err().to_string();
+        assert!(error.contains("left out"), "{error}");
+        meanwhile(9);
+        let error = disk.write(7 * BLOCK_BYTES, &[3; 512], &[]).unwrap_err().to_string();
+        assert!(error.contains("left out"), "{error}");
+    }
 }

@@ -68,7 +68,8 @@ impl Core {
         Ok(true)
     }
 
-    /// Reads the bytes at `offset` whose blocks lie in a row; gives how many, or nothing when it would wait.
+    /// Reads the bytes at `offset` whose blocks lie in a row; gives how many, none where they do so no more, or nothing
+    /// when it would wait.
     fn read_run(
         &self,
         offset: u64,
@@ -81,10 +82,11 @@ impl Core {
         let position = Position::of(block);
         let blocks = (within + length - from).div_ceil(BLOCK_BYTES) as usize;
         let inside = self.enter(position.stripe)?;
-        let run = {
+        let look = || {
             let map = self.stripes[position.stripe].map();
             map::run(map.tree.leaf(position.leaf).map(|leaf| &**leaf), position.index, blocks, |_| true)
         };
+        let run = look();
         let count = (run.count as u64 * BLOCK_BYTES - within).min(length - from);
         let part = Part { offset, from, length: count };
         let done = match (run.state, &self.base) {
@@ -95,7 +97,17 @@ impl Core {
             (State::Absent, Some(_)) => {
                 // Nothing of ours is read, and the source may take its time.
                 drop(inside);
-                self.read_base(part, into, wait_policy)?
+                match self.read_base(part, into, wait_policy) {
+                    // What was written meanwhile a base may have left out: that is read where it is now.
+                    Err(error) => {
+                        let now = look();
+                        if now.state == State::Absent && now.count == run.count {
+                            return Err(error);
+                        }
+                        return Ok(Some(0));
+                    }
+                    Ok(done) => done,
+                }
             }
             _ => each_slice(into, part, |slice, _| {
                 slice.fill(0);

@@ -188,9 +188,12 @@ impl Core {
         loop {
             // The base is read before anything is locked: it never changes, and may take its time.
             if base_block.is_none() && self.needs_base(stripe, position) {
-                match self.base_block(block, wait_policy)? {
-                    Some(bytes) => base_block = Some(bytes),
-                    None => return Ok(Attempt::WouldWait),
+                match self.base_block(block, wait_policy) {
+                    Ok(Some(bytes)) => base_block = Some(bytes),
+                    Ok(None) => return Ok(Attempt::WouldWait),
+                    // It was written meanwhile, and a base may have left it out.
+                    Err(_) if !self.needs_base(stripe, position) => {}
+                    Err(error) => return Err(error),
                 }
             }
             let _changer = self.enter_to_change(position.stripe, wait_policy.requester())?;

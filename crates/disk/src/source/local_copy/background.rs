@@ -177,7 +177,7 @@ fn fetch(shared: &Shared, claim: &Claim<'_>) -> bool {
 
 /// Notes which clusters of a range the source knows to be zeros: they need not come over.
 fn survey(shared: &Shared, begin: u64) {
-    let Some(remote) = &shared.remote else { return };
+    let Some(remote) = shared.remote() else { return };
     let size_bytes = shared.map.size_bytes();
     let extents = match remote.extents(begin..(begin + SURVEY_BYTES).min(size_bytes)) {
         Ok(extents) => extents,

@@ -26,8 +26,8 @@ impl Shared {
             let first = at / CLUSTER_BYTES;
             let end = (at + rest.len() as u64).div_ceil(CLUSTER_BYTES).min(first + run_clusters);
             let until = (end * CLUSTER_BYTES).min(at + rest.len() as u64);
-            if !self.is_writer() {
-                self.map.look_again(first).map_err(|error| self.error(error))?;
+            if !self.is_writer() && self.map.look_again(first).map_err(|error| self.error(error))? {
+                self.leave_source();
             }
             // Another one may have fetched the first of them meanwhile, or fetch some of them now.
             let Some(claim) = self.claim(first..end) else {
@@ -51,7 +51,7 @@ impl Shared {
                         continue;
                     }
                     if is_whole {
-                        return Err(self.error(format!("{}; {error}", left_out(&claim.range()))));
+                        return Err(self.error(left_out(&claim.range())));
                     }
                     if !self.may_come_yet(asked, begun) {
                         return Err(error);
@@ -130,7 +130,7 @@ impl Claim<'_> {
         let shared = self.shared;
         let range = self.range();
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        let Some(remote) = &shared.remote else {
+        let Some(remote) = shared.remote() else {
             return Err(shared.error(left_out(&range)));
         };
         if shared.pace.is_closed() {

@@ -72,7 +72,7 @@ struct Shared {
     data: File,
     data_name: String,
     /// The source; none when it is needed no more.
-    remote: Option<Arc<dyn Source>>,
+    remote: Mutex<Option<Arc<dyn Source>>>,
     role: Role,
     claims: Mutex<Claims>,
     /// Told when clusters were fetched, or could not be.
@@ -122,7 +122,7 @@ impl LocalCopy {
             }
         };
         let copy = LocalCopy::with(directory, map, remote, Role::Writer, options)?;
-        if copy.shared.remote.is_some() {
+        if copy.shared.remote().is_some() {
             let threads = background::start(&copy.shared, options.background);
             let threads = threads.map_err(|error| copy.shared.error(error))?;
             *copy.threads.lock().unwrap_or_else(PoisonError::into_inner) = threads;
@@ -176,7 +176,7 @@ impl LocalCopy {
             map,
             data,
             data_name: path.display().to_string(),
-            remote,
+            remote: Mutex::new(remote),
             role,
             claims: Mutex::default(),
             fetched: Condvar::new(),
@@ -230,14 +230,16 @@ impl Shared {
         }
     }
 
-    /// Ends the connections to the source, which a whole copy needs no more, once the reads that wait for it have
-    /// ended: one may have begun before its blocks were written anew, and its clusters were left out since.
+    fn remote(&self) -> Option<Arc<dyn Source>> {
+        self.remote.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Lets the source go, which a whole copy needs no more. Who still reads there gets an error: of what was left out,
+    /// since it was written anew.
     fn leave_source(&self) {
-        let Some(remote) = &self.remote else { return };
-        let claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
-        let claims = self.fetched.wait_while(claims, |claims| !claims.is_empty());
-        drop(claims.unwrap_or_else(PoisonError::into_inner));
-        remote.close();
+        if let Some(remote) = self.remote.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            remote.close();
+        }
     }
 
     /// Reads clusters that are here.
@@ -328,7 +330,7 @@ impl Source for LocalCopy {
     }
 
     fn trouble(&self) -> Option<String> {
-        if self.shared.map.is_whole() { None } else { self.shared.remote.as_ref()?.trouble() }
+        if self.shared.map.is_whole() { None } else { self.shared.remote()?.trouble() }
     }
 
     fn identity(&self) -> Option<String> {
@@ -337,7 +339,7 @@ impl Source for LocalCopy {
 
     fn close(&self) {
         self.shared.pace.close();
-        if let Some(remote) = &self.shared.remote {
+        if let Some(remote) = self.shared.remote() {
             remote.close();
         }
         self.shared.fetched.notify_all();
@@ -351,7 +353,7 @@ impl Source for LocalCopy {
     }
 
     fn describe(&self) -> String {
-        match &self.shared.remote {
+        match self.shared.remote() {
             Some(remote) => format!("copy of {}", remote.describe()),
             None => self.shared.data_name.clone(),
         }
