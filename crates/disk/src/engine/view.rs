@@ -1,7 +1,7 @@
 //! The content of a disk at one epoch or snapshot, or now, to read.
 
 use std::fmt;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, IoSliceMut};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -164,8 +164,8 @@ impl View {
         SourceError { source_name: self.describe(), reason: error.to_string() }
     }
 
-    /// Reads what a map says; behind the disk's end are zeros.
-    fn read_kept(&self, offset: u64, into: &mut [u8]) -> Result<(), SourceError> {
+    /// Reads what a map says; behind the disk's end are zeros. False: it would have to wait, and shall not.
+    fn read_kept(&self, offset: u64, into: &mut [u8], waits: bool) -> Result<bool, SourceError> {
         let mut done = 0;
         while done < into.len() {
             let at = offset + done as u64;
@@ -174,16 +174,44 @@ impl View {
             let run = self.run(block, (within + rest).div_ceil(BLOCK_BYTES));
             let count = (run.count as u64 * BLOCK_BYTES - within).min(rest) as usize;
             let part = &mut into[done..done + count];
-            match (run.state, self.base()) {
+            let is_read = match (run.state, self.base()) {
                 (State::Data(place), _) => {
-                    self.data().read_at(byte_of(place) + within, part).map_err(|error| self.failed(&error))?;
+                    let (data, at) = (self.data(), byte_of(place) + within);
+                    let is_read = match waits {
+                        true => data.read_at(at, part).map(|()| true),
+                        false => data.try_read_slices(at, &mut [IoSliceMut::new(part)]),
+                    };
+                    is_read.map_err(|error| self.failed(&error))?
                 }
-                (State::Absent, Some(base)) => base.read(at, part)?,
-                _ => part.fill(0),
+                (State::Absent, Some(base)) if waits => base.read(at, part).map(|()| true)?,
+                (State::Absent, Some(base)) => base.try_read(at, part)?,
+                _ => {
+                    part.fill(0);
+                    true
+                }
+            };
+            if !is_read {
+                return Ok(false);
             }
             done += count;
         }
-        Ok(())
+        Ok(true)
+    }
+
+    fn read_as(&self, offset: u64, into: &mut [u8], waits: bool) -> Result<bool, SourceError> {
+        let there = self.size_bytes().saturating_sub(offset).min(into.len() as u64) as usize;
+        let (into, behind_end) = into.split_at_mut(there);
+        behind_end.fill(0);
+        match &self.0 {
+            Kind::Current(core) => {
+                let wait_policy = if waits { WaitPolicy::Wait(None) } else { WaitPolicy::NoWait };
+                core.read_unseen(offset, into, wait_policy).map_err(|error| self.failed(&error))
+            }
+            _ => {
+                let is_read = self.read_kept(offset, into, waits)?;
+                self.check_open().map(|()| is_read)
+            }
+        }
     }
 }
 
@@ -216,18 +244,11 @@ impl Source for View {
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), SourceError> {
-        let there = self.size_bytes().saturating_sub(offset).min(into.len() as u64) as usize;
-        let (into, behind_end) = into.split_at_mut(there);
-        behind_end.fill(0);
-        match &self.0 {
-            Kind::Current(core) => {
-                core.read_unseen(offset, into, WaitPolicy::Wait(None)).map(|_| ()).map_err(|error| self.failed(&error))
-            }
-            _ => {
-                self.read_kept(offset, into)?;
-                self.check_open()
-            }
-        }
+        self.read_as(offset, into, true).map(|_| ())
+    }
+
+    fn try_read(&self, offset: u64, into: &mut [u8]) -> Result<bool, SourceError> {
+        self.read_as(offset, into, false)
     }
 
     fn is_local(&self, offset: u64, length: u64) -> bool {
@@ -297,7 +318,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::{CreateOptions, Disk, OpenOptions};
+    use crate::{At, CreateOptions, Disk, OpenOptions};
 
     #[derive(Default)]
     struct Far {
@@ -320,6 +341,35 @@ mod tests {
         fn describe(&self) -> String {
             "far".into()
         }
+    }
+
+    /// What lies under a disk is read at once where it is in memory, and not at all where it would be waited for.
+    #[test]
+    fn what_a_view_has_in_memory_is_read_without_waiting() {
+        const BLOCK: usize = BLOCK_BYTES as usize;
+        let home = tempfile::tempdir_in("/dev/shm").unwrap();
+        let made = CreateOptions { size_bytes: 4 * BLOCK_BYTES, base: None, copy_base: false };
+        Disk::create(home.path(), &made).unwrap();
+        let disk = Disk::open(home.path(), OpenOptions::default()).unwrap();
+        disk.write(BLOCK_BYTES, &[5; BLOCK], &[]).unwrap();
+        disk.snapshot("one").unwrap();
+        disk.write(BLOCK_BYTES, &[6; BLOCK], &[]).unwrap();
+        let elsewhere = || View::open(home.path(), "one").unwrap();
+        let frozen = disk.view(&At::Snapshot("one".into())).unwrap();
+        for (view, byte) in [(elsewhere(), 5), (frozen, 5), (disk.view(&At::Current).unwrap(), 6)] {
+            let mut bytes = [1; 5 * BLOCK];
+            assert!(view.try_read(0, &mut bytes).unwrap());
+            let expected = [0, byte, 0, 0, 0];
+            assert!((0..5).all(|at| bytes[at * BLOCK..][..BLOCK] == [expected[at]; BLOCK]), "{byte}");
+        }
+        let mut over_far = elsewhere();
+        let Kind::Elsewhere(below) = &mut over_far.0 else { panic!("opened by its directory") };
+        below.base = Some(Arc::new(Far::default()));
+        let mut bytes = [1; 2 * BLOCK];
+        assert!(!over_far.try_read(0, &mut bytes).unwrap(), "half of it lies in a base that would be waited for");
+        assert!(over_far.try_read(BLOCK_BYTES, &mut bytes[..BLOCK]).unwrap() && bytes[..BLOCK] == [5; BLOCK]);
+        drop(over_far);
+        disk.close().unwrap();
     }
 
     /// Spec: D4

@@ -1,7 +1,7 @@
 //! A raw image: a file or a block device of this machine.
 
 use std::fs::{File, Metadata, OpenOptions};
-use std::io::{self, Seek, SeekFrom};
+use std::io::{self, IoSliceMut, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{OFlags, SeekFrom as Probe};
 
 use super::{Extent, Source, SourceError, check_size};
+use crate::storage;
 
 /// A raw image, read only.
 #[derive(Debug)]
@@ -53,6 +54,14 @@ impl Source for RawFile {
         let (bytes, past_end) = into.split_at_mut(there);
         past_end.fill(0);
         self.file.read_exact_at(bytes, offset).map_err(SourceError::file(&self.path))
+    }
+
+    fn try_read(&self, offset: u64, into: &mut [u8]) -> Result<bool, SourceError> {
+        let there = self.size_bytes.saturating_sub(offset).min(into.len() as u64) as usize;
+        let (bytes, past_end) = into.split_at_mut(there);
+        past_end.fill(0);
+        let is_read = storage::try_read(&self.file, offset, &mut [IoSliceMut::new(bytes)]);
+        Ok(is_read.map_err(SourceError::file(&self.path))?.unwrap_or(false))
     }
 
     fn extents(&self, range: Range<u64>) -> Result<Vec<Extent>, SourceError> {
@@ -120,6 +129,12 @@ mod tests {
         let mut bytes = [1; 1024];
         image.read(131072 - 512, &mut bytes).unwrap();
         assert_eq!((bytes[511], bytes[512]), (0, 7));
+        // What was just written or read is in memory; behind the end nothing is needed.
+        for (offset, expected) in [(131072 - 512, [0, 7]), ((1 << 20) - 512, [0, 0]), (2 << 20, [0, 0])] {
+            let mut bytes = [1; 1024];
+            assert!(image.try_read(offset, &mut bytes).unwrap());
+            assert_eq!([bytes[511], bytes[512]], expected, "{offset}");
+        }
         assert!(RawFile::open(directory.path()).is_err());
         let fifo = directory.path().join("fifo");
         crate::storage::plant("fifo", &fifo, directory.path());

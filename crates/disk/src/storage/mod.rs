@@ -165,6 +165,17 @@ pub(crate) struct StoredFile {
     recorder: Option<(record::Recorder, String)>,
 }
 
+/// Reads what the kernel has in memory of a file: whether that is all, or none where the file system cannot say.
+pub(crate) fn try_read(file: &File, offset: u64, into: &mut [IoSliceMut<'_>]) -> io::Result<Option<bool>> {
+    let length: usize = into.iter().map(|slice| slice.len()).sum();
+    match rustix::io::preadv2(file, into, offset, ReadWriteFlags::NOWAIT) {
+        Ok(count) => Ok(Some(count == length)),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(Some(false)),
+        Err(Errno::OPNOTSUPP) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 impl StoredFile {
     pub(crate) fn path(&self) -> &Path {
         &self.path
@@ -223,15 +234,12 @@ impl StoredFile {
         if self.waits_always.load(Ordering::Relaxed) {
             return self.read_slices(offset, into).map(|()| true);
         }
-        let length: usize = into.iter().map(|slice| slice.len()).sum();
-        match rustix::io::preadv2(&self.file, into, offset, ReadWriteFlags::NOWAIT) {
-            Ok(count) => Ok(count == length),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(false),
-            Err(Errno::OPNOTSUPP) => {
+        match try_read(&self.file, offset, into).map_err(|error| self.failed("read", error))? {
+            Some(is_read) => Ok(is_read),
+            None => {
                 self.waits_always.store(true, Ordering::Relaxed);
                 self.read_slices(offset, into).map(|()| true)
             }
-            Err(error) => Err(self.failed("read", error.into())),
         }
     }
 

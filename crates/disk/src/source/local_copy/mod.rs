@@ -19,6 +19,7 @@ mod pace;
 mod tests;
 
 use std::fs::{File, OpenOptions};
+use std::io::IoSliceMut;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -282,6 +283,17 @@ impl Source for LocalCopy {
             (at, rest) = (end, behind);
         }
         Ok(())
+    }
+
+    fn try_read(&self, offset: u64, into: &mut [u8]) -> Result<bool, SourceError> {
+        if !self.is_local(offset, into.len() as u64) {
+            return Ok(false);
+        }
+        let there = self.size_bytes().saturating_sub(offset).min(into.len() as u64) as usize;
+        let (bytes, past_end) = into.split_at_mut(there);
+        past_end.fill(0);
+        let is_read = storage::try_read(&self.shared.data, offset, &mut [IoSliceMut::new(bytes)]);
+        Ok(is_read.map_err(|error| self.shared.error(error))?.unwrap_or(false))
     }
 
     fn is_local(&self, offset: u64, length: u64) -> bool {

@@ -134,8 +134,13 @@ fn what_is_read_comes_once_with_what_is_around_it() {
     let far = Arc::new(Far::default());
     let copy = copy(directory.path(), &far, ON_DEMAND);
     assert!(!copy.is_local(70000, 512));
+    assert!(!copy.try_read(70000, &mut [0; 512]).unwrap());
+    assert_eq!(far.total_reads(), 0);
     assert_eq!(read(&copy, 70000..70512), expected(70000..70512));
     assert!(copy.is_local(65536, 65536) && !copy.is_local(65536, 65537));
+    let mut bytes = [0; 512];
+    assert!(copy.try_read(70000, &mut bytes).unwrap() && bytes[..] == expected(70000..70512));
+    assert!(!copy.try_read(131072 - 256, &mut bytes).unwrap(), "half of it is not here");
     assert_eq!(read(&copy, 65536..131072), expected(65536..131072));
     assert_eq!(*far.reads.lock().unwrap(), BTreeMap::from([(1, 1)]));
     // Across what is here, what is not, and the end.
