@@ -15,7 +15,7 @@ mod tests;
 mod view;
 mod writer;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use crate::files::{Folder, Stored};
@@ -250,55 +250,75 @@ impl Image {
     pub fn compact(&mut self, number: u64) -> Result<(), CheckpointError> {
         let view = self.view(number)?;
         if self.heads[&number].parent != 0 {
-            let taken_unix_ms = self.heads[&number].taken_unix_ms;
-            self.check_space(view.present().count() as u64)?;
-            let mut writer = Writer::begin(self, number, 0)?;
-            let mut content = [0; PAGE_BYTES];
-            for page in view.present() {
-                view.read(page, &mut content)?;
-                writer.page(page, &content)?;
-            }
-            writer.commit(taken_unix_ms, view.devices(), view.disk())?;
+            self.write_anew(number, 0, &view)?;
         }
-        // Also when another one has made it whole, and died: nothing that it stood on goes before that is durable.
-        self.folder.synchronize()?;
-        let older: Vec<u64> = self.heads.range(..number).map(|(older, _)| *older).rev().collect();
-        for older in older {
-            self.folder.remove(&name_of(older))?;
-            self.heads.remove(&older);
+        // Where a removal was broken off, later ones stand on an older one beside it.
+        let beside = self.heads.range(number + 1..).filter(|(_, head)| (1..number).contains(&head.parent));
+        let beside: Vec<u64> = beside.map(|(later, _)| *later).filter(|later| self.is_listed(*later)).collect();
+        for later in beside {
+            let view = self.view(later)?;
+            self.write_anew(later, 0, &view)?;
         }
-        self.folder.synchronize()
+        self.unlink(self.heads.range(..number).map(|(older, _)| *older).collect())
     }
 
-    /// Removes one. What it holds that a later one stands on becomes part of that one first; all others show what they
-    /// did. After the newest is removed the next one is whole.
+    /// Removes these. What they hold that a later one stands on becomes part of that one first; all others show what
+    /// they did. After the newest is removed the next one is whole.
     ///
     /// # Errors
-    /// As [`Image::view`], [`Image::check_space`] and [`Image::begin`]. What was there still is.
-    pub fn remove(&mut self, number: u64) -> Result<(), CheckpointError> {
-        let unknown = || CheckpointError::UnknownCheckpoint { number };
-        let parent = self.heads.get(&number).filter(|_| self.is_listed(number)).ok_or_else(unknown)?.parent;
-        // More than one where an earlier removal was broken off.
-        let later: Vec<Head> = self.heads.values().filter(|head| head.parent == number).copied().collect();
-        for later in later {
-            let (Some(upper), Some(lower)) = (self.layer(later.number)?, self.layer(number)?) else {
-                return Err(unknown());
-            };
-            let both = View::new(self.machine.identity, vec![upper, lower]);
-            self.check_space(both.present().count() as u64)?;
-            let mut writer = Writer::begin(self, later.number, parent)?;
-            let mut content = [0; PAGE_BYTES];
-            for page in both.told() {
-                both.read(page, &mut content)?;
-                writer.page(page, &content)?;
-            }
-            writer.commit(later.taken_unix_ms, both.devices(), both.disk())?;
+    /// As [`Image::view`], then nothing is removed; as [`Image::check_space`] and [`Image::begin`]: those that others
+    /// stand on are still there.
+    pub fn remove(&mut self, numbers: &[u64]) -> Result<(), CheckpointError> {
+        if let Some(number) = numbers.iter().copied().find(|number| !self.is_listed(*number)) {
+            return Err(CheckpointError::UnknownCheckpoint { number });
         }
-        // Also when another one has written that, and died: nothing goes before it is durable.
+        // Each one that stays, with those below it that go.
+        let goes = |head: &&Head| numbers.contains(&head.number);
+        let stays = self.heads.values().filter(|head| !goes(head) && self.is_listed(head.number));
+        let below = |head: &Head| self.heads.get(&head.parent).filter(goes).copied();
+        let chains = stays.map(|head| std::iter::successors(Some(*head), below).collect::<Vec<Head>>());
+        let chains: Vec<Vec<Head>> = chains.filter(|chain| chain.len() > 1).collect();
+        let stood_on: BTreeSet<u64> = chains.iter().flatten().map(|head| head.number).collect();
+        // The others make room.
+        self.unlink(numbers.iter().copied().filter(|number| !stood_on.contains(number)).collect())?;
+        for chain in &chains {
+            let number = chain[0].number;
+            let layers = chain.iter().map(|head| self.layer(head.number)).collect::<Result<Option<Vec<Layer>>, _>>()?;
+            let layers = layers.ok_or(CheckpointError::UnknownCheckpoint { number })?;
+            let parent = chain.last().map_or(0, |last| last.parent);
+            self.write_anew(number, parent, &View::new(self.machine.identity, layers))?;
+        }
+        self.unlink(numbers.iter().copied().filter(|number| stood_on.contains(number)).collect())
+    }
+
+    /// Writes one that is there once more, with what a view says, and with this parent.
+    fn write_anew(&mut self, number: u64, parent: u64, view: &View) -> Result<(), CheckpointError> {
+        let taken_unix_ms = self.heads[&number].taken_unix_ms;
+        self.check_space(view.present().count() as u64)?;
+        let mut writer = Writer::begin(self, number, parent)?;
+        let mut content = [0; PAGE_BYTES];
+        // Of a whole one what is zeros need not be said.
+        for (page, _) in view.told().filter(|(_, is_data)| *is_data || parent != 0) {
+            view.read(page, &mut content)?;
+            writer.page(page, &content)?;
+        }
+        writer.commit(taken_unix_ms, view.devices(), view.disk())?;
+        Ok(())
+    }
+
+    /// Removes files on which nothing stands but one another.
+    fn unlink(&mut self, mut numbers: Vec<u64>) -> Result<(), CheckpointError> {
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        // Also what another one has written, and died: nothing goes before that is durable.
         self.folder.synchronize()?;
-        self.folder.remove(&name_of(number))?;
+        numbers.sort_unstable();
+        for number in numbers.iter().rev() {
+            self.folder.remove(&name_of(*number))?;
+        }
         self.folder.synchronize()?;
-        self.heads.remove(&number);
+        self.heads.retain(|number, _| !numbers.contains(number));
         Ok(())
     }
 

@@ -57,12 +57,13 @@ impl View {
 
     /// The pages that are not zeros, rising.
     pub fn present(&self) -> impl Iterator<Item = u32> {
-        self.places.iter().filter(|place| place.data.is_some()).flat_map(|place| place.first..place.end)
+        self.told().filter(|(_, is_data)| *is_data).map(|(page, _)| page)
     }
 
-    /// The pages of which its layers say what they hold, zeros among them; rising.
-    pub(super) fn told(&self) -> impl Iterator<Item = u32> {
-        self.places.iter().flat_map(|place| place.first..place.end)
+    /// The pages of which its layers say what they hold, and whether that is not zeros; rising.
+    pub(super) fn told(&self) -> impl Iterator<Item = (u32, bool)> {
+        let pages = |place: &Place| (place.first..place.end).zip(std::iter::repeat(place.data.is_some()));
+        self.places.iter().flat_map(pages)
     }
 
     /// Reads what a page held.
