@@ -26,7 +26,11 @@ impl Shared {
             let first = at / CLUSTER_BYTES;
             let end = (at + rest.len() as u64).div_ceil(CLUSTER_BYTES).min(first + run_clusters);
             let until = (end * CLUSTER_BYTES).min(at + rest.len() as u64);
-            if !self.is_writer() && self.map.look_again(first).map_err(|error| self.error(error))? {
+            // What is absent behind a whole header is damage, and the source has it still.
+            if !self.is_writer()
+                && self.map.look_again(first).map_err(|error| self.error(error))?
+                && self.map.get(first) != Cluster::Absent
+            {
                 self.leave_source();
             }
             // Another one may have fetched the first of them meanwhile, or fetch some of them now.
