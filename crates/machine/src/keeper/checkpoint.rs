@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onecopy_checkpoint::image::{Checkpoint, Image};
+use onecopy_checkpoint::image::Image;
 use onecopy_checkpoint::restore::{Prefix, stream};
 use onecopy_checkpoint::take::{self, After, Cause, Parts, Taken};
 use onecopy_disk_server::DiskClient;
@@ -255,19 +255,24 @@ fn forget(home: &MachineHome, keep: Option<u64>) -> Result<(), Cause> {
 /// Forgets these checkpoints, that of a held server, where there is one, and what no checkpoint names. Its disk is
 /// served.
 pub(super) fn forget_served(home: &MachineHome, numbers: &[u64]) -> Result<(), Cause> {
-    forget_numbers(home, numbers, forget_unnamed)
+    forget_numbers(home, numbers, |image| match forget_unnamed(home, image) {
+        Err(error) if !numbers.is_empty() => {
+            tracing::warn!(error, "what forgotten checkpoints had goes with the next one");
+            Ok(())
+        }
+        forgotten => forgotten,
+    })
 }
 
-/// The same of a machine that does not run, and that nobody starts meanwhile. The snapshots of its disk stay until it
-/// forgets some while it runs.
+/// The same of a machine that does not run. The snapshots of its disk stay until it forgets some while it runs.
 pub(crate) fn forget_at_rest(home: &MachineHome, numbers: &[u64]) -> Result<(), Cause> {
-    forget_numbers(home, numbers, |home, image| Ok(frozen::forget(home, image)?))
+    forget_numbers(home, numbers, |image| Ok(frozen::forget(home, image)?))
 }
 
 fn forget_numbers(
     home: &MachineHome,
     numbers: &[u64],
-    then: impl FnOnce(&MachineHome, &Image) -> Result<(), Cause>,
+    then: impl FnOnce(&Image) -> Result<(), Cause>,
 ) -> Result<(), Cause> {
     let Some(_alone) = home.keep_from_forks()? else {
         return Err("a fork of it is being made".into());
@@ -275,21 +280,18 @@ fn forget_numbers(
     if !home.checkpoints().join("machine").try_exists()? {
         return Ok(());
     }
+    // It is known by the number of its checkpoint only, which may be given again.
+    let unbegun = home.dependents()?.into_iter().find(|over| over.snapshot.is_empty());
+    if let Some(over) = unbegun.filter(|_| !numbers.is_empty()) {
+        let fork = over.machine;
+        return Err(
+            format!("its fork {fork} has not begun; start it before (onecopy vm start {fork}), or delete it").into()
+        );
+    }
     let mut image = Image::open_to_write(&home.checkpoints())?;
     held::forget(home, &mut image)?;
-    let is_wanted = |checkpoint: &Checkpoint| !numbers.contains(&checkpoint.number);
-    let known = image.checkpoints();
-    // The oldest of them at once: the first that stays is written anew.
-    if let Some(oldest) = known.iter().position(is_wanted)
-        && oldest > 0
-    {
-        image.compact(known[oldest].number)?;
-    }
-    // Newest first: nothing is added to one that goes itself.
-    for checkpoint in image.checkpoints().iter().rev().filter(|checkpoint| !is_wanted(checkpoint)) {
-        image.remove(checkpoint.number)?;
-    }
-    then(home, &image)
+    image.remove(numbers)?;
+    then(&image)
 }
 
 /// Removes what no checkpoint names: frozen memory, and snapshots of its disk.

@@ -42,7 +42,7 @@ pub(super) fn forget(home: &MachineHome, image: &mut Image) -> Result<(), Cause>
     let number: u64 = text.trim().parse().map_err(|error| format!("{}: {error}; remove it", path.display()))?;
     // Where it was not taken, there is none of its number.
     if image.next_number() == number + 1 {
-        image.remove(number)?;
+        image.remove(&[number])?;
     }
     // After it: broken off here, there is nothing to be forgotten.
     absent_is_fine(fs::remove_file(&path))?;

@@ -6,7 +6,8 @@
 //! {"agent":{"command":{"health":{}},"timeout_ms":5000}} -> {"progress":{..}} any number of them, then {"agent":{"health":{..}}}
 //! {"pause":{}}, {"resume":{}}                           -> {"done":{}}
 //! {"checkpoint":{"keep":5}}                             -> {"checkpoint":{"number":7,"pause_us":6100,..}}
-//! {"forget":{"number":7}}, {"connect":{}}                        -> {"done":{}}
+//! {"forget":{}}, {"connect":{}}                         -> {"done":{}}
+//! {"forget_checkpoints":{"numbers":[3,7]}}              -> {"done":{}}
 //! {"migrate":{"to":"10.0.0.2:6440",..}}                 -> {"migration":{"event":"round",..}} .., {"migrated":{"pause_us":41000,..}}
 //! {"cancel_migration":{}}                               -> {"done":{}}
 //! {"protect":{"to":"10.0.0.2:6440",..}}                 -> {"done":{}}; `status` tells how far it is
@@ -53,12 +54,13 @@ pub enum KeeperRequest {
         #[serde(default)]
         holds_server: bool,
     },
-    /// Forget these checkpoints and that of a held server, and what no checkpoint names: frozen memory, and snapshots
-    /// of its disk that nobody's disk lies over.
-    Forget {
+    /// Forget the checkpoint of a held server, and what no checkpoint names: frozen memory, and snapshots of its disk
+    /// that nobody's disk lies over.
+    Forget {},
+    /// Forget these checkpoints, too.
+    ForgetCheckpoints {
         /// Their numbers.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        checkpoints: Vec<u64>,
+        numbers: Vec<u64>,
     },
     /// Put the cable into its network card, which a fork begins without.
     Connect {},

@@ -177,19 +177,29 @@ impl Keeper {
         taking.await.unwrap_or_else(|error| Err(MachineError::Task(format!("taking a checkpoint ended: {error}"))))
     }
 
-    /// Forgets these checkpoints and that of a held server, and what no checkpoint names.
-    async fn forget_checkpoints(self: &Arc<Keeper>, checkpoints: Vec<u64>) -> Result<(), MachineError> {
-        let _alone = self.alone()?;
-        let home = self.home.clone();
-        if self.machine.get().is_none() {
-            // It may begin at one of them.
-            return Err(MachineError::DoesNotRun { name: home.name().clone() });
-        }
-        let forgotten = tokio::task::spawn_blocking(move || {
-            let failed = |reason| MachineError::Checkpoint { machine: home.name().to_string(), reason };
-            checkpoint::forget_served(&home, &checkpoints).map_err(|error| failed(error.to_string()))
+    /// Forgets these checkpoints and that of a held server, and what no checkpoint names, also when who has asked has
+    /// gone: no take, and no migration, begins before it is done.
+    async fn forget_checkpoints(self: &Arc<Keeper>, numbers: Vec<u64>) -> Result<(), MachineError> {
+        let machine = self.machine.get().cloned();
+        let machine = machine.ok_or_else(|| MachineError::DoesNotRun { name: self.home.name().clone() })?;
+        let keeper = Arc::clone(self);
+        let forgetting = tokio::spawn(async move {
+            let _alone = keeper.alone()?;
+            let home = keeper.home.clone();
+            if desired_state::is_migrated(&home) {
+                // Its disk's snapshots are the other host's to read.
+                return Err(MachineError::Moved { name: home.name().clone() });
+            }
+            if !numbers.is_empty() {
+                checkpoint::check_runs(&home, &machine)?;
+            }
+            let forgotten = tokio::task::spawn_blocking(move || {
+                let failed = |reason| MachineError::Checkpoint { machine: home.name().to_string(), reason };
+                checkpoint::forget_served(&home, &numbers).map_err(|error| failed(error.to_string()))
+            });
+            forgotten.await.unwrap_or_else(|error| Err(MachineError::Task(error.to_string())))
         });
-        forgotten
+        forgetting
             .await
             .unwrap_or_else(|error| Err(MachineError::Task(format!("forgetting checkpoints ended: {error}"))))
     }
@@ -212,7 +222,8 @@ impl Keeper {
                 Ok(taken) => KeeperReply::Checkpoint(taken),
                 Err(error) => failed(error.to_string()),
             },
-            KeeperRequest::Forget { checkpoints } => done(self.forget_checkpoints(checkpoints).await),
+            KeeperRequest::Forget {} => done(self.forget_checkpoints(Vec::new()).await),
+            KeeperRequest::ForgetCheckpoints { numbers } => done(self.forget_checkpoints(numbers).await),
             KeeperRequest::Connect {} => done(self.connect().await),
             KeeperRequest::Migrate(order) => match self.migrate(order, progress).await {
                 Ok(reply) => reply,

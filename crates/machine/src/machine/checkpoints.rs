@@ -45,7 +45,7 @@ impl Machine {
         if self.process_id().is_none() {
             return Ok(());
         }
-        self.done(&KeeperRequest::Forget { checkpoints: Vec::new() }, CHECKPOINT_TIMEOUT).await
+        self.done(&KeeperRequest::Forget {}, CHECKPOINT_TIMEOUT).await
     }
 
     /// Forgets these of its checkpoints: what others hold the changes since goes into those. Where it does not run the
@@ -58,15 +58,11 @@ impl Machine {
         for number in numbers {
             self.find_checkpoint(Some(*number))?;
         }
-        let order = || KeeperRequest::Forget { checkpoints: numbers.to_vec() };
-        if self.process_id().is_some() {
-            return self.done(&order(), CHECKPOINT_TIMEOUT).await;
-        }
-        // Nobody starts it meanwhile, from one of them.
-        let Some(_lock) = self.take_keeper_lock().await? else {
-            return self.done(&order(), CHECKPOINT_TIMEOUT).await;
-        };
         let (home, numbers) = (self.home.clone(), numbers.to_vec());
+        if self.process_id().is_some() {
+            return self.done(&KeeperRequest::ForgetCheckpoints { numbers }, CHECKPOINT_TIMEOUT).await;
+        }
+        // One that is started meanwhile has what it begins at open already, or is told that it is not there.
         let forgotten = tokio::task::spawn_blocking(move || {
             let failed = |reason| MachineError::Checkpoint { machine: home.name().to_string(), reason };
             keeper::forget_at_rest(&home, &numbers).map_err(|error| failed(error.to_string()))

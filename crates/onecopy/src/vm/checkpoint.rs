@@ -148,7 +148,10 @@ impl Forget {
     /// Runs the command.
     pub fn run(&self) -> anyhow::Result<()> {
         let (name, machines) = (self.machine.name()?, self.machine.machines()?);
-        let there: Vec<u64> = machines.checkpoints(&name)?.iter().map(|checkpoint| checkpoint.number).collect();
+        let look = || -> anyhow::Result<Vec<u64>> {
+            Ok(machines.checkpoints(&name)?.iter().map(|checkpoint| checkpoint.number).collect())
+        };
+        let there = look()?;
         let kept = if self.all { Some(0) } else { self.keep };
         let numbers = match kept {
             Some(kept) => &there[..there.len().saturating_sub(kept)],
@@ -157,7 +160,7 @@ impl Forget {
         if !numbers.is_empty() {
             crate::block_on(async { Ok(machines.forget_checkpoints(&name, numbers).await?) })?;
         }
-        let left = there.iter().filter(|number| !numbers.contains(number)).map(u64::to_string).collect::<Vec<_>>();
+        let left = look()?.iter().map(u64::to_string).collect::<Vec<_>>();
         let left = if left.is_empty() { "none".to_owned() } else { left.join(", ") };
         output::say(format_args!("Checkpoints of {name} that are left: {left}."));
         Ok(())
