@@ -358,6 +358,8 @@ impl MachineParts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::MachineConfiguration;
+    use crate::fork::StartPoint;
 
     /// Spec: D6
     #[test]
@@ -392,5 +394,33 @@ mod tests {
         let error = make(&directory, &hardware, 4096, b"prefix").unwrap_err().to_string();
         assert!(error.contains("move it away"), "{error}");
         assert!(directory.join("checkpoint.1").exists());
+    }
+
+    /// A fork knows the number of its checkpoint only, which may be given again.
+    ///
+    /// Spec: D6
+    #[test]
+    fn no_checkpoint_is_forgotten_while_a_fork_has_not_begun() {
+        let machines = tempfile::tempdir().unwrap();
+        let [home, fork] = ["web", "copy"].map(|name| MachineHome::at(&machines.path().join(name)).unwrap());
+        fs::create_dir(home.root()).unwrap();
+        fs::create_dir(fork.root()).unwrap();
+        make(&home.checkpoints(), &Hardware::new("10.0", &[]).unwrap(), 4096, b"prefix").unwrap();
+        for parent in [None, Some(1), Some(2)] {
+            let mut image = Image::open_to_write(&home.checkpoints()).unwrap();
+            image.begin(parent).unwrap().commit(1, b"devices", "disk/checkpoint").unwrap();
+        }
+        let left = || {
+            let image = Image::open(&home.checkpoints()).unwrap();
+            image.checkpoints().iter().map(|one| one.number).collect::<Vec<u64>>()
+        };
+        MachineConfiguration::new(fork.image()).write(&fork.configuration_file()).unwrap();
+        StartPoint { number: 1, parent: Some(home.root().to_owned()), shares: true }.write(&fork).unwrap();
+        let error = forget_at_rest(&home, &[1, 3]).unwrap_err().to_string();
+        assert!(error.contains("onecopy vm start copy"), "{error}");
+        assert_eq!(left(), [1, 2, 3]);
+        fs::remove_file(fork.restore_file()).unwrap();
+        forget_at_rest(&home, &[1, 3]).unwrap();
+        assert_eq!(left(), [2]);
     }
 }

@@ -158,6 +158,9 @@ fn t16_a_machine_with_a_server_goes_on_from_any_of_its_checkpoints() {
     // While it runs: what the later one stands on goes into it, and it is the same one.
     assert_eq!(snapshots(), 2);
     assert!(run(&["vm", "forget", "shop", "--checkpoint=9"]).refused(1).contains("no 9; there are: 2, 3, 4"));
+    run(&["vm", "pause", "shop"]).ok();
+    assert!(run(&["vm", "forget", "shop", "--all"]).refused(1).contains("vm resume shop"));
+    run(&["vm", "resume", "shop"]).ok();
     assert!(run(&["vm", "forget", "shop", "--checkpoint=3"]).ok().contains("left: 2, 4."));
     assert_eq!((checkpoints(&machines), snapshots()), (vec![2, 4], 1));
     machines.guest("shop", "echo last > /dev/shm/kept");
