@@ -266,29 +266,36 @@ impl Image {
     /// they did. After the newest is removed the next one is whole.
     ///
     /// # Errors
-    /// As [`Image::view`], then nothing is removed; as [`Image::check_space`] and [`Image::begin`]: those that others
-    /// stand on are still there.
+    /// [`CheckpointError::UnknownCheckpoint`], then nothing is removed; as [`Image::view`], [`Image::check_space`] and
+    /// [`Image::begin`]: those that others stand on are still there.
     pub fn remove(&mut self, numbers: &[u64]) -> Result<(), CheckpointError> {
         if let Some(number) = numbers.iter().copied().find(|number| !self.is_listed(*number)) {
             return Err(CheckpointError::UnknownCheckpoint { number });
         }
         // Each one that stays, with those below it that go.
-        let goes = |head: &&Head| numbers.contains(&head.number);
-        let stays = self.heads.values().filter(|head| !goes(head) && self.is_listed(head.number));
-        let below = |head: &Head| self.heads.get(&head.parent).filter(goes).copied();
-        let chains = stays.map(|head| std::iter::successors(Some(*head), below).collect::<Vec<Head>>());
-        let chains: Vec<Vec<Head>> = chains.filter(|chain| chain.len() > 1).collect();
-        let stood_on: BTreeSet<u64> = chains.iter().flatten().map(|head| head.number).collect();
+        let stays: Vec<u64> = self.heads.keys().copied().filter(|number| !numbers.contains(number)).collect();
+        let stays = stays.into_iter().filter(|number| self.is_listed(*number));
+        let chains = stays.map(|number| self.chain(number, numbers)).collect::<Result<Vec<Vec<Layer>>, _>>()?;
+        self.heads.extend(chains.iter().map(|chain| (chain[0].head.number, chain[0].head)));
+        let chains: Vec<Vec<Layer>> = chains.into_iter().filter(|chain| chain.len() > 1).collect();
+        let stood_on: BTreeSet<u64> = chains.iter().flatten().map(|layer| layer.head.number).collect();
         // The others make room.
         self.unlink(numbers.iter().copied().filter(|number| !stood_on.contains(number)).collect())?;
-        for chain in &chains {
-            let number = chain[0].number;
-            let layers = chain.iter().map(|head| self.layer(head.number)).collect::<Result<Option<Vec<Layer>>, _>>()?;
-            let layers = layers.ok_or(CheckpointError::UnknownCheckpoint { number })?;
-            let parent = chain.last().map_or(0, |last| last.parent);
-            self.write_anew(number, parent, &View::new(self.machine.identity, layers))?;
+        for chain in chains {
+            let (number, parent) = (chain[0].head.number, chain.last().map_or(0, |last| last.head.parent));
+            self.write_anew(number, parent, &View::new(self.machine.identity, chain))?;
         }
         self.unlink(numbers.iter().copied().filter(|number| stood_on.contains(number)).collect())
+    }
+
+    /// A checkpoint and those below it that go, by what each file says of its parent: one that could not be made
+    /// durable has another one than is known.
+    fn chain(&self, number: u64, goes: &[u64]) -> Result<Vec<Layer>, CheckpointError> {
+        let mut chain = vec![self.layer(number)?.ok_or(CheckpointError::UnknownCheckpoint { number })?];
+        while let Some(number) = chain.last().map(|last| last.head.parent).filter(|parent| goes.contains(parent)) {
+            chain.push(self.layer(number)?.ok_or(CheckpointError::UnknownCheckpoint { number })?);
+        }
+        Ok(chain)
     }
 
     /// Writes one that is there once more, with what a view says, and with this parent.
