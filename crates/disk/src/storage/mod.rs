@@ -226,7 +226,13 @@ impl StoredFile {
         Ok(())
     }
 
-    /// Reads what the kernel has in memory: `false` when it would have to wait for any of it.
+    /// Reads what the kernel has in memory: `false` when it would have to wait for any of it, or cannot say.
+    pub(crate) fn try_read_cached(&self, offset: u64, into: &mut [IoSliceMut<'_>]) -> Result<bool, DiskError> {
+        let is_read = try_read(&self.file, offset, into).map_err(|error| self.failed("read", error))?;
+        Ok(is_read.unwrap_or(false))
+    }
+
+    /// The same, but where the file system cannot say it is waited for.
     pub(crate) fn try_read_slices(&self, offset: u64, into: &mut [IoSliceMut<'_>]) -> Result<bool, DiskError> {
         if into.len() > SLICES_MAX {
             return Ok(false);

@@ -29,7 +29,7 @@ impl Shared {
             // What is absent behind a whole header is damage, and the source has it still.
             if !self.is_writer()
                 && self.map.look_again(first).map_err(|error| self.error(error))?
-                && self.map.get(first) != Cluster::Absent
+                && !self.map.has_absent()
             {
                 self.leave_source();
             }
