@@ -60,6 +60,7 @@ impl Machine {
         }
         let (home, numbers) = (self.home.clone(), numbers.to_vec());
         if self.process_id().is_some() {
+            self.wait_answering(KEEPER_TIMEOUT).await?;
             return self.done(&KeeperRequest::ForgetCheckpoints { numbers }, CHECKPOINT_TIMEOUT).await;
         }
         // One that is started meanwhile has what it begins at open already, or is told that it is not there.
