@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use onecopy_postgres::{Binaries, Server};
-use onecopy_router::sql::{Action, Catalog, ClassificationCache, Objects, Part, PinReason, Scope};
+use onecopy_router::sql::{Action, Catalog, ClassificationCache, Ddl, Objects, Part, PinReason, Scope};
 use onecopy_testing::{TestDirectory, create, server_options};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
@@ -67,7 +67,7 @@ const LEADER: Action = Action::Update { opaque: false, writes: false, commits_it
 const WRITE: Action = Action::Update { opaque: false, writes: true, commits_itself: false };
 const OPAQUE: Action = Action::Update { opaque: true, writes: true, commits_itself: false };
 
-const DDL: Action = Action::Ddl { harmless: false, alone: false, told_by_locks: false, database: None };
+const DDL: Action = Action::Ddl(Ddl { harmless: false, ..Ddl::HARMLESS });
 
 const JUDGED: &[(&str, Action)] = &[
     ("SELECT * FROM plain WHERE a = 1 AND b LIKE 'x%' ORDER BY lower(b) LIMIT 3", READ),

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::settings::Reach;
-use crate::sql::{Action, PinReason, Statement, fingerprint_hash};
+use crate::sql::{Action, Ddl, PinReason, Statement, fingerprint_hash};
 
 /// One simple statement, or all that an extended batch executes between two of the router's own actions.
 #[derive(Debug, Clone, Default)]
@@ -21,7 +21,7 @@ pub struct BatchTraits {
     /// Commits by itself; cannot be wrapped.
     pub commits_itself: bool,
     /// DDL or TRUNCATE.
-    pub ddl: Option<DdlTraits>,
+    pub ddl: Option<Ddl>,
     /// The text of a SET or the like.
     pub setting: Option<String>,
     /// Waits for the client while it runs.
@@ -44,19 +44,6 @@ pub struct BatchTraits {
     pub fingerprint: Option<u64>,
     /// The text of a lone statement.
     pub text: Option<Bytes>,
-}
-
-/// What kind of DDL.
-#[derive(Debug, Clone)]
-pub struct DdlTraits {
-    /// Older snapshots stay right.
-    pub harmless: bool,
-    /// Cannot run in a transaction block.
-    pub alone: bool,
-    /// What it has changed for others is told by its ACCESS EXCLUSIVE locks.
-    pub told_by_locks: bool,
-    /// A database that must have no other connection.
-    pub database: Option<String>,
 }
 
 impl BatchTraits {
@@ -83,14 +70,9 @@ impl BatchTraits {
                 traits.only_looks = !*writes && !*opaque && statement.pins.is_none();
                 traits.commits_itself = *commits_itself;
             }
-            Action::Ddl { harmless, alone, told_by_locks, database } => {
+            Action::Ddl(ddl) => {
                 traits.writes = true;
-                traits.ddl = Some(DdlTraits {
-                    harmless: *harmless,
-                    alone: *alone,
-                    told_by_locks: *told_by_locks,
-                    database: database.clone(),
-                });
+                traits.ddl = Some(ddl.clone());
             }
             Action::CopyIn => {
                 traits.writes = true;
@@ -139,10 +121,11 @@ impl BatchTraits {
         self.commits_itself |= other.commits_itself;
         self.waits_for_client |= other.waits_for_client;
         self.ddl = match (self.ddl.take(), other.ddl) {
-            (Some(one), Some(two)) => Some(DdlTraits {
+            (Some(one), Some(two)) => Some(Ddl {
                 harmless: one.harmless && two.harmless,
                 alone: one.alone || two.alone,
                 told_by_locks: one.told_by_locks && two.told_by_locks,
+                indexes_concurrently: one.indexes_concurrently || two.indexes_concurrently,
                 database: one.database.or(two.database),
             }),
             (one, two) => one.or(two),
@@ -159,7 +142,7 @@ impl BatchTraits {
     /// and REINDEX of a partitioned table commit behind each part.
     pub fn alone(&self) -> Option<BatchTraits> {
         let ddl = self.ddl.as_ref().filter(|ddl| ddl.harmless && self.statements == 1)?;
-        Some(BatchTraits { ddl: Some(DdlTraits { alone: true, ..ddl.clone() }), ..self.clone() })
+        Some(BatchTraits { ddl: Some(Ddl { alone: true, ..ddl.clone() }), ..self.clone() })
     }
 
     /// Whether it may run in a transaction that reads an epoch.
@@ -191,7 +174,7 @@ mod tests {
 
     fn ddl(harmless: bool, alone: bool, database: Option<&str>) -> BatchTraits {
         let database = database.map(str::to_owned);
-        let ddl = Some(DdlTraits { harmless, alone, told_by_locks: false, database });
+        let ddl = Some(Ddl { harmless, alone, database, ..Ddl::HARMLESS });
         BatchTraits { writes: true, ddl, statements: 1, ..BatchTraits::default() }
     }
 

@@ -9,17 +9,17 @@ use pg_query::protobuf::{
 
 use super::body::Body;
 use super::parse::Kind;
-use super::statement::{Action, DiscardTarget, Isolation, PinReason, ResetForm, TransactionModes};
+use super::statement::{Action, Ddl, DiscardTarget, Isolation, PinReason, ResetForm, TransactionModes};
 
 /// CURSOR_OPT_HOLD of PostgreSQL's parsenodes.h.
 const CURSOR_OPTION_HOLD: i32 = 0x20;
 
 /// DDL that is not on a list below: every epoch must end before it and begin after it.
-const DDL: Action = Action::Ddl { harmless: false, alone: false, told_by_locks: false, database: None };
-const DDL_BY_LOCKS: Action = Action::Ddl { harmless: false, alone: false, told_by_locks: true, database: None };
-const DDL_ALONE: Action = Action::Ddl { harmless: false, alone: true, told_by_locks: false, database: None };
-const HARMLESS: Action = Action::Ddl { harmless: true, alone: false, told_by_locks: false, database: None };
-const HARMLESS_ALONE: Action = Action::Ddl { harmless: true, alone: true, told_by_locks: false, database: None };
+const DDL: Action = Action::Ddl(Ddl { harmless: false, ..Ddl::HARMLESS });
+const DDL_BY_LOCKS: Action = Action::Ddl(Ddl { harmless: false, told_by_locks: true, ..Ddl::HARMLESS });
+const DDL_ALONE: Action = Action::Ddl(Ddl { harmless: false, alone: true, ..Ddl::HARMLESS });
+const HARMLESS: Action = Action::Ddl(Ddl::HARMLESS);
+const HARMLESS_ALONE: Action = Action::Ddl(Ddl { alone: true, ..Ddl::HARMLESS });
 /// Makes relations, for all or for the session alone, or changes temporary ones: nobody else's business before its
 /// COMMIT.
 const MAKES: Action = Action::Update { opaque: true, writes: true, commits_itself: false };
@@ -101,7 +101,8 @@ fn definition(node: &NodeEnum) -> (Action, Option<PinReason>) {
         NodeEnum::ClusterStmt(cluster) if cluster.relation.is_some() => HARMLESS,
         NodeEnum::ClusterStmt(_) => HARMLESS_ALONE,
         NodeEnum::IndexStmt(index) => {
-            Action::Ddl { harmless: true, alone: index.concurrent, told_by_locks: false, database: None }
+            let (alone, indexes_concurrently) = (index.concurrent, index.concurrent);
+            Action::Ddl(Ddl { alone, indexes_concurrently, ..Ddl::HARMLESS })
         }
         NodeEnum::ReindexStmt(reindex) => reindexed(reindex),
         NodeEnum::DropStmt(DropStmt { concurrent: true, .. }) => DDL_ALONE,
@@ -119,28 +120,26 @@ fn definition(node: &NodeEnum) -> (Action, Option<PinReason>) {
                 _ => false,
             };
             let alone = alter.cmds.iter().any(concurrent);
-            Action::Ddl { harmless: false, alone, told_by_locks: !alone, database: None }
+            Action::Ddl(Ddl { harmless: false, alone, told_by_locks: !alone, ..Ddl::HARMLESS })
         }
         NodeEnum::CreateTableSpaceStmt(_)
         | NodeEnum::DropTableSpaceStmt(_)
         | NodeEnum::CreateSubscriptionStmt(_)
         | NodeEnum::AlterSubscriptionStmt(_)
         | NodeEnum::DropSubscriptionStmt(_) => DDL_ALONE,
-        NodeEnum::CreatedbStmt(create) => {
-            Action::Ddl { harmless: true, alone: true, told_by_locks: false, database: template(create) }
-        }
+        NodeEnum::CreatedbStmt(create) => Action::Ddl(Ddl { alone: true, database: template(create), ..Ddl::HARMLESS }),
         // Other databases than the one it is said in: nothing that is read here is touched.
         NodeEnum::DropdbStmt(drop) => {
-            Action::Ddl { harmless: true, alone: true, told_by_locks: false, database: Some(drop.dbname.clone()) }
+            Action::Ddl(Ddl { alone: true, database: Some(drop.dbname.clone()), ..Ddl::HARMLESS })
         }
         NodeEnum::AlterDatabaseStmt(alter) => {
             let moves = option(&alter.options, "tablespace").is_some();
             let database = moves.then(|| alter.dbname.clone());
-            Action::Ddl { harmless: moves, alone: moves, told_by_locks: false, database }
+            Action::Ddl(Ddl { harmless: moves, alone: moves, database, ..Ddl::HARMLESS })
         }
         NodeEnum::RenameStmt(rename) if rename.rename_type == ObjectType::ObjectDatabase as i32 => {
             let database = Some(rename.subname.clone());
-            Action::Ddl { harmless: false, alone: false, told_by_locks: false, database }
+            Action::Ddl(Ddl { harmless: false, database, ..Ddl::HARMLESS })
         }
         _ => DDL,
     };
@@ -222,7 +221,7 @@ fn reindexed(reindex: &ReindexStmt) -> Action {
     let one = [ReindexObjectType::ReindexObjectIndex as i32, ReindexObjectType::ReindexObjectTable as i32];
     let concurrent = option(&reindex.params, "concurrently").is_some();
     let alone = concurrent || !one.contains(&reindex.kind);
-    Action::Ddl { harmless: true, alone, told_by_locks: false, database: None }
+    Action::Ddl(Ddl { alone, indexes_concurrently: concurrent, ..Ddl::HARMLESS })
 }
 
 fn template(create: &CreatedbStmt) -> Option<String> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::catalog::{Catalog, Objects};
 use super::part::Part;
-use super::statement::{Action, DiscardTarget, Isolation, PinReason, ResetForm, TransactionModes};
+use super::statement::{Action, Ddl, DiscardTarget, Isolation, PinReason, ResetForm, TransactionModes};
 use super::{parse, resolve};
 
 /// The one statement of a text, classified without any catalog.
@@ -38,14 +38,17 @@ fn check(table: &[(&str, Action)]) {
 }
 
 const fn barrier(harmless: bool, alone: bool) -> Action {
-    Action::Ddl { harmless, alone, told_by_locks: false, database: None }
+    Action::Ddl(Ddl { harmless, alone, ..Ddl::HARMLESS })
 }
 
+/// An index that snapshots on other servers must not use.
+const INDEXES: Action = Action::Ddl(Ddl { alone: true, indexes_concurrently: true, ..Ddl::HARMLESS });
+
 /// DDL whose locks tell what it has changed.
-const BY_LOCKS: Action = Action::Ddl { harmless: false, alone: false, told_by_locks: true, database: None };
+const BY_LOCKS: Action = Action::Ddl(Ddl { harmless: false, told_by_locks: true, ..Ddl::HARMLESS });
 
 fn for_database(harmless: bool, alone: bool, name: &str) -> Action {
-    Action::Ddl { harmless, alone, told_by_locks: false, database: Some(name.to_owned()) }
+    Action::Ddl(Ddl { harmless, alone, database: Some(name.to_owned()), ..Ddl::HARMLESS })
 }
 
 const fn update(opaque: bool, writes: bool, commits_itself: bool) -> Action {
@@ -213,14 +216,18 @@ fn barriers() {
         ("CREATE ROLE r", barrier(false, false)),
         ("ALTER TYPE t ADD VALUE 'a'", barrier(false, false)),
         ("CREATE INDEX ON t (a)", barrier(true, false)),
-        ("CREATE INDEX CONCURRENTLY ON t (a)", barrier(true, true)),
+        ("CREATE INDEX CONCURRENTLY ON t (a)", INDEXES),
+        ("CREATE UNIQUE INDEX CONCURRENTLY ON pg_temp.t (a)", INDEXES),
         ("ANALYZE t", barrier(true, false)),
         ("VACUUM t", barrier(true, true)),
         ("VACUUM (FULL) t", barrier(true, true)),
         ("CLUSTER t USING i", barrier(true, false)),
         ("CLUSTER", barrier(true, true)),
         ("REINDEX TABLE t", barrier(true, false)),
-        ("REINDEX TABLE CONCURRENTLY t", barrier(true, true)),
+        ("REINDEX TABLE CONCURRENTLY t", INDEXES),
+        ("REINDEX (CONCURRENTLY) INDEX t", INDEXES),
+        ("REINDEX SCHEMA CONCURRENTLY s", INDEXES),
+        ("REINDEX DATABASE CONCURRENTLY d", INDEXES),
         ("REINDEX DATABASE d", barrier(true, true)),
         ("COMMENT ON TABLE t IS 'a'", barrier(true, false)),
         ("ALTER SYSTEM SET a = 1", barrier(true, true)),

@@ -35,4 +35,4 @@ pub use part::{Part, Scope};
 pub use query_fingerprint::{
     FINGERPRINT_BYTES_MAX, QueryFingerprint, contains_ignoring_case, fingerprint_hash, names_a_time, query_fingerprint,
 };
-pub use statement::{Action, DiscardTarget, Isolation, PinReason, ResetForm, Statement, TransactionModes};
+pub use statement::{Action, Ddl, DiscardTarget, Isolation, PinReason, ResetForm, Statement, TransactionModes};

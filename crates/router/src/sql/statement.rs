@@ -39,6 +39,28 @@ impl Statement {
     }
 }
 
+/// What kind of DDL: it is not MVCC, no epoch may be read across it unless it is harmless.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ddl {
+    /// Older snapshots stay right (CREATE INDEX, ANALYZE, VACUUM, COMMENT, REINDEX, CLUSTER).
+    pub harmless: bool,
+    /// Cannot run inside a transaction block.
+    pub alone: bool,
+    /// Whatever it changes for others it locks ACCESS EXCLUSIVE (TRUNCATE, ALTER TABLE, DROP of relations).
+    pub told_by_locks: bool,
+    /// Ends with an index that older snapshots must not use, and waits for those of its own server only (CREATE INDEX
+    /// and REINDEX with CONCURRENTLY).
+    pub indexes_concurrently: bool,
+    /// The database that must have no other connection.
+    pub database: Option<String>,
+}
+
+impl Ddl {
+    /// Nobody need do anything about it.
+    pub const HARMLESS: Ddl =
+        Ddl { harmless: true, alone: false, told_by_locks: false, indexes_concurrently: false, database: None };
+}
+
 /// Where a statement must run and what the router must do around it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
@@ -59,17 +81,8 @@ pub enum Action {
         /// May commit by itself, so it cannot be wrapped in a transaction and cannot be run again (CALL, DO).
         commits_itself: bool,
     },
-    /// DDL and TRUNCATE: not MVCC, no epoch may be read across it.
-    Ddl {
-        /// Older snapshots stay right (CREATE INDEX, ANALYZE, VACUUM, COMMENT, REINDEX, CLUSTER).
-        harmless: bool,
-        /// Cannot run inside a transaction block.
-        alone: bool,
-        /// Whatever it changes for others it locks ACCESS EXCLUSIVE (TRUNCATE, ALTER TABLE, DROP of relations).
-        told_by_locks: bool,
-        /// The database that must have no other connection.
-        database: Option<String>,
-    },
+    /// DDL and TRUNCATE.
+    Ddl(Ddl),
     /// BEGIN and START TRANSACTION.
     Begin(TransactionModes),
     /// COMMIT and END.
