@@ -203,6 +203,63 @@ async fn ddl_that_must_run_alone_runs_and_later_reads_see_it() -> anyhow::Result
     Ok(())
 }
 
+/// An index that is built CONCURRENTLY lacks what only older snapshots see. PostgreSQL waits for those of its own
+/// server before anybody may use it; transactions on followers are refused before that, whether they began before the
+/// index was there or while it was built.
+///
+/// Spec: I3
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f92_a_follower_never_reads_by_an_index_that_lacks_what_it_sees() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let writer = cluster.updater("writer").await?;
+    let builder = cluster.updater("builder").await?;
+    let holder = crate::harness::leader(&cluster).await?;
+    let old = "SELECT count(*) FROM numbers WHERE value = 0";
+    let begin = async |name: &str| {
+        let reader = cluster.reader(name, "follower-1").await?;
+        cluster.read_until_at_epoch(&reader, old).await?;
+        run(&reader, "BEGIN READ ONLY").await??;
+        run(&reader, "SET LOCAL enable_seqscan = off").await??;
+        assert_eq!(run(&reader, old).await??.number()?, 10, "{name}");
+        anyhow::Ok(reader)
+    };
+    for sql in ["CREATE INDEX CONCURRENTLY by_value ON numbers (value)", "REINDEX INDEX CONCURRENTLY by_value"] {
+        run(&writer, "UPDATE numbers SET value = 0").await??;
+        let before = begin("before").await?;
+        holder.run("BEGIN").await?;
+        holder.run("LOCK TABLE numbers IN ROW EXCLUSIVE MODE").await?;
+        let building = builder.start(sql);
+        wait_until("the index waits for writers", || async {
+            let sql = "SELECT count(*) FROM pg_stat_progress_create_index WHERE phase LIKE 'waiting for writers%'";
+            Ok(on_leader(&cluster, sql).await?.number()? == 1)
+        })
+        .await?;
+        let beside = begin("beside").await?;
+        run(&writer, "UPDATE numbers SET value = 1 WHERE id <= 5").await??;
+        holder.run("COMMIT").await?;
+        bounded(sql, building).await???;
+        // It has replayed the index by then.
+        let later = cluster.reader("later", "follower-1").await?;
+        cluster.read_until_at_epoch(&later, old).await?;
+        for reader in [before, beside] {
+            let refused = run(&reader, old).await?;
+            assert_eq!(code(&refused), "40001", "{sql}: {refused:?}");
+            run(&reader, "ROLLBACK").await??;
+            assert_eq!(run(&reader, old).await??.number()?, 5, "{sql}");
+        }
+    }
+    // Of one that is built at once PostgreSQL itself says which snapshots may use it, on every server.
+    run(&writer, "DROP INDEX by_value").await??;
+    run(&writer, "UPDATE numbers SET value = 0").await??;
+    let before = begin("before").await?;
+    run(&writer, "UPDATE numbers SET value = 1 WHERE id <= 5").await??;
+    run(&builder, "CREATE INDEX by_value ON numbers (value)").await??;
+    let later = cluster.reader("later", "follower-1").await?;
+    cluster.read_until_at_epoch(&later, old).await?;
+    assert_eq!(run(&before, old).await??.number()?, 10);
+    Ok(())
+}
+
 /// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_is_dropped_and_made_again_through_the_router() -> anyhow::Result<()> {

@@ -292,8 +292,9 @@ impl Gatekeeper {
         };
         let commits = closed.commits().ok_or(GateError::InDoubt)?;
         let closed_at = Instant::now();
-        let snapshots = self.open_everywhere(commits).await?;
+        // Who dooms epochs from now on dooms this one.
         let id = self.epochs.next_id();
+        let snapshots = self.open_everywhere(commits).await?;
         // Whoever has asked for a gate up to now gets this one: nothing has committed since it was closed.
         self.epochs.forget_requests();
         self.epochs.publish(Arc::new(Epoch::new(id, commits, closed_at, snapshots, &self.epochs)));

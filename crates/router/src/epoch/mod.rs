@@ -40,7 +40,7 @@ use crate::topology::Topology;
 /// One prefix of the commit order.
 #[derive(Debug)]
 pub struct Epoch {
-    /// Grows by one an epoch.
+    /// Grows from gate to gate; given before its snapshots are taken.
     pub id: u64,
     /// How many commits it holds.
     pub commits: u64,
@@ -323,7 +323,8 @@ impl Epochs {
         Dooming(self.clone())
     }
 
-    fn doom(&self) {
+    /// Dooms all epochs, also one whose gate is closing now.
+    pub fn doom(&self) {
         self.doomed_up_to.fetch_max(self.last_id.load(SeqCst), SeqCst);
         self.retire();
     }

@@ -6,15 +6,16 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::batch_traits::BatchTraits;
+use super::concurrent_index::OlderSnapshots;
 use super::ddl::{DdlInProgress, OVERTAKEN, closed_by_ddl};
 use super::relay::{Ended, Hold, RelayError};
 use super::request::{Request, put_own};
 use super::served_by::ServedBy;
 use super::unit::{Outcome, Unfit};
 use super::{Session, SessionEnd};
-use crate::backend::Backend;
+use crate::backend::{Backend, BackendError};
 use crate::database::{Database, VacatedDatabase};
-use crate::epoch::{CommitGuard, WatchGuard};
+use crate::epoch::{CommitGuard, HeldUntilResolved, WatchGuard};
 use crate::sql::PinReason;
 use crate::wire::{ErrorFields, SqlError, sqlstate};
 
@@ -206,12 +207,21 @@ impl Session {
         None
     }
 
-    /// For DDL that runs alone, and for CALL and DO, which may hide it and commit it at any time.
-    async fn barrier_around(&self, traits: &BatchTraits) -> Option<DdlInProgress> {
-        if !traits.commits_itself && traits.ddl.as_ref().is_none_or(|ddl| ddl.harmless) {
-            return None;
+    /// What must stand until the statement has ended: for DDL that runs alone, and for CALL and DO, which may hide it
+    /// and commit it at any time.
+    async fn kept_around(
+        &self,
+        traits: &BatchTraits,
+        backend: &Backend,
+    ) -> Result<Option<HeldUntilResolved>, BackendError> {
+        if traits.ddl.as_ref().is_some_and(|ddl| ddl.indexes_concurrently) {
+            let guard = OlderSnapshots::guard(&self.database, backend.process()).await?;
+            return Ok(Some(Box::new(guard)));
         }
-        Some(DdlInProgress::dooming(&self.database).await)
+        if !traits.commits_itself && traits.ddl.as_ref().is_none_or(|ddl| ddl.harmless) {
+            return Ok(None);
+        }
+        Ok(Some(Box::new(DdlInProgress::dooming(&self.database).await)))
     }
 
     /// One try; none when it failed so that it may be tried again.
@@ -243,7 +253,14 @@ impl Session {
         self.served_by = Some(ServedBy::Leader(leader.clone()));
         let _update = self.router.serializable.begin(&leader);
         let database = self.database.clone();
-        let ddl = self.barrier_around(traits).await;
+        let kept = match self.kept_around(traits, &backend).await {
+            Ok(kept) => kept,
+            Err(error) => {
+                self.return_leader(backend);
+                self.fail(error.to_sql());
+                return Ok(Some(Outcome::Failed));
+            }
+        };
         let alone = traits.ddl.as_ref().is_some_and(|ddl| ddl.alone);
         // It stays under way until it is known to have ended, whoever is lost meanwhile.
         let scope = if traits.writes && !alone {
@@ -256,12 +273,12 @@ impl Session {
                 self.return_leader(backend);
                 return self.run_wrapped(request, traits).await.map(Some);
             }
-            if let Some(ddl) = ddl {
-                commit.keep(Box::new(ddl));
+            if let Some(kept) = kept {
+                commit.keep(kept);
             }
             CommitScope::InBarrier(commit)
-        } else if let Some(ddl) = ddl {
-            CommitScope::Watched(database.commit_barrier.watch(backend.process(), Box::new(ddl)))
+        } else if let Some(kept) = kept {
+            CommitScope::Watched(database.commit_barrier.watch(backend.process(), kept))
         } else {
             CommitScope::Outside
         };

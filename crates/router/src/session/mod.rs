@@ -20,6 +20,7 @@ mod batch_traits;
 mod cancel;
 mod client_statements;
 mod commit;
+mod concurrent_index;
 mod ddl;
 mod ending;
 mod epoch_read;
