@@ -56,7 +56,7 @@ const LEFT_RUNNING: &str = "FROM pg_catalog.pg_stat_activity WHERE datname = pg_
      AND backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
      AND (backend_xid IS NOT NULL OR (state = 'active' AND query !~* '^[[:space:]]*(copy|fetch|declare)[[:space:]]')) \
      AND application_name NOT IN ('onecopy probe', 'onecopy epoch', 'onecopy gate', 'onecopy catalog', \
-     'onecopy login', 'onecopy stand-in')";
+     'onecopy login', 'onecopy stand-in', 'onecopy index')";
 
 /// A catalog, and up to which change it is right.
 struct Known {

@@ -11,6 +11,8 @@ pub enum Purpose {
     Reader,
     /// Holds an epoch's snapshot.
     Epoch,
+    /// Holds a snapshot while an index is built concurrently.
+    Index,
     /// A gate's marker; ends processes whose commits were never answered.
     Gate,
     /// Asks whether the server answers.
@@ -42,6 +44,7 @@ impl Purpose {
             Purpose::Session => "onecopy session",
             Purpose::Reader => "onecopy reader",
             Purpose::Epoch => "onecopy epoch",
+            Purpose::Index => "onecopy index",
             Purpose::Gate => "onecopy gate",
             Purpose::Probe => "onecopy probe",
             Purpose::Start => "onecopy start",

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::batch_traits::BatchTraits;
-use super::concurrent_index::OlderSnapshots;
-use super::ddl::{DdlInProgress, OVERTAKEN, closed_by_ddl};
+use super::concurrent_index::ConcurrentIndex;
+use super::ddl::{DdlInProgress, OVERTAKEN_ON_LEADER, closed_by_ddl};
 use super::relay::{Ended, Hold, RelayError};
 use super::request::{Request, put_own};
 use super::served_by::ServedBy;
@@ -95,7 +95,7 @@ impl Session {
             let begin = "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY".to_owned();
             request.encode_behind(&[begin], &mut backend, &mut expected);
             if looks {
-                put_own(&mut backend, OVERTAKEN, false, &mut expected);
+                put_own(&mut backend, OVERTAKEN_ON_LEADER, false, &mut expected);
             }
             put_own(&mut backend, "COMMIT", false, &mut expected);
             let Ended { result, went_out, start, final_error, .. } =
@@ -209,19 +209,15 @@ impl Session {
 
     /// What must stand until the statement has ended: for DDL that runs alone, and for CALL and DO, which may hide it
     /// and commit it at any time.
-    async fn kept_around(
-        &self,
-        traits: &BatchTraits,
-        backend: &Backend,
-    ) -> Result<Option<HeldUntilResolved>, BackendError> {
-        if traits.ddl.as_ref().is_some_and(|ddl| ddl.indexes_concurrently) {
-            let guard = OlderSnapshots::guard(&self.database, backend.process()).await?;
-            return Ok(Some(Box::new(guard)));
-        }
-        if !traits.commits_itself && traits.ddl.as_ref().is_none_or(|ddl| ddl.harmless) {
-            return Ok(None);
-        }
-        Ok(Some(Box::new(DdlInProgress::dooming(&self.database).await)))
+    async fn kept_around(&self, traits: &BatchTraits) -> Result<Option<HeldUntilResolved>, BackendError> {
+        let ddl = traits.ddl.as_ref();
+        let dooms = traits.commits_itself || ddl.is_some_and(|ddl| !ddl.harmless);
+        let dooming = if dooms { Some(DdlInProgress::dooming(&self.database).await) } else { None };
+        let index = match ddl.is_some_and(|ddl| ddl.indexes_concurrently) {
+            true => Some(ConcurrentIndex::begin(&self.database).await?),
+            false => None,
+        };
+        Ok((dooming.is_some() || index.is_some()).then(|| Box::new((dooming, index)) as HeldUntilResolved))
     }
 
     /// One try; none when it failed so that it may be tried again.
@@ -253,7 +249,7 @@ impl Session {
         self.served_by = Some(ServedBy::Leader(leader.clone()));
         let _update = self.router.serializable.begin(&leader);
         let database = self.database.clone();
-        let kept = match self.kept_around(traits, &backend).await {
+        let kept = match self.kept_around(traits).await {
             Ok(kept) => kept,
             Err(error) => {
                 self.return_leader(backend);

@@ -122,9 +122,13 @@ impl BatchTraits {
         self.waits_for_client |= other.waits_for_client;
         self.ddl = match (self.ddl.take(), other.ddl) {
             (Some(one), Some(two)) => Some(Ddl {
+                // Of those that are not harmless the locks must tell all.
+                told_by_locks: match one.harmless && two.harmless {
+                    true => one.told_by_locks || two.told_by_locks,
+                    false => (one.harmless || one.told_by_locks) && (two.harmless || two.told_by_locks),
+                },
                 harmless: one.harmless && two.harmless,
                 alone: one.alone || two.alone,
-                told_by_locks: one.told_by_locks && two.told_by_locks,
                 indexes_concurrently: one.indexes_concurrently || two.indexes_concurrently,
                 database: one.database.or(two.database),
             }),
@@ -242,5 +246,26 @@ mod tests {
         batch.add(ddl(false, true, Some("db")));
         let both = batch.ddl.expect("both are DDL");
         assert_eq!((both.harmless, both.alone, both.database.as_deref()), (false, true, Some("db")));
+        let of = |harmless, told_by_locks| BatchTraits {
+            ddl: Some(Ddl { harmless, told_by_locks, ..Ddl::HARMLESS }),
+            statements: 1,
+            ..BatchTraits::default()
+        };
+        let (analyze, index, truncate, grant) = (of(true, false), of(true, true), of(false, true), of(false, false));
+        for (one, two, together) in [
+            (&analyze, &analyze, (true, false)),
+            (&analyze, &index, (true, true)),
+            (&analyze, &truncate, (false, true)),
+            (&index, &truncate, (false, true)),
+            (&index, &grant, (false, false)),
+            (&truncate, &grant, (false, false)),
+        ] {
+            for (first, second) in [(one, two), (two, one)] {
+                let mut batch = first.clone();
+                batch.add(second.clone());
+                let ddl = batch.ddl.expect("both are DDL");
+                assert_eq!((ddl.harmless, ddl.told_by_locks), together, "{first:?} {second:?}");
+            }
+        }
     }
 }

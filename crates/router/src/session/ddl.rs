@@ -19,30 +19,63 @@ use crate::database::Database;
 use crate::epoch::{Creating, DdlBarrier, Dooming};
 use crate::wire::{SqlError, sqlstate};
 
+macro_rules! overtaken {
+    ($more:literal) => {
+        concat!(
+            "SELECT 1 FROM pg_catalog.pg_locks l \
+             LEFT JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) l.relation \
+             WHERE l.pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid() \
+             AND l.locktype OPERATOR(pg_catalog.=) 'relation' \
+             AND (pg_catalog.pg_relation_filenode(l.relation) IS NOT NULL \
+             AND (c.relfilenode OPERATOR(pg_catalog.<>) pg_catalog.pg_relation_filenode(l.relation)) IS NOT FALSE \
+             AND (c.relfilenode OPERATOR(pg_catalog.<>) '0'::pg_catalog.oid) IS NOT FALSE \
+             OR c.oid IS NULL AND pg_catalog.pg_table_is_visible(l.relation) IS NOT NULL)",
+            $more,
+            " LIMIT 1"
+        )
+    };
+}
+
 /// A row, if this transaction has opened a relation that got another file, or was made, after its snapshot: TRUNCATE, a
 /// rewriting ALTER TABLE, CREATE. What it has changed itself its snapshot sees as it is. Relations without a file of
 /// their own, as views, have none in either catalog: a new one is there now, and not in the snapshot's. Those whose
 /// file is not in `pg_class` are never rewritten by users. *Not seen*: what only a block of a function has opened whose
 /// exception was caught, as the lock has gone with the block, and what only parallel workers have.
-pub(super) const OVERTAKEN: &str = "SELECT 1 \
-     FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_class c ON c.oid = l.relation \
-     WHERE l.pid = pg_catalog.pg_backend_pid() AND l.locktype = 'relation' \
-     AND (pg_catalog.pg_relation_filenode(l.relation) IS NOT NULL \
-     AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(l.relation) \
-     AND c.relfilenode IS DISTINCT FROM 0 \
-     OR c.oid IS NULL AND pg_catalog.pg_table_is_visible(l.relation) IS NOT NULL) LIMIT 1";
+const OVERTAKEN: &str = overtaken!("");
+
+/// The same by a snapshot of the leader's own. Which of those may use an index that is not unique PostgreSQL says
+/// there; of a unique one plans believe more than an older snapshot sees. Only of what the snapshot lacks the catalog
+/// of now is asked: others may be dropping what they have locked.
+pub(super) const OVERTAKEN_ON_LEADER: &str = overtaken!(
+    " AND CASE WHEN c.oid IS NULL THEN \
+     (pg_catalog.pg_get_indexdef(l.relation) OPERATOR(pg_catalog.^@) 'CREATE INDEX ') IS NOT TRUE \
+     ELSE (c.relkind OPERATOR(pg_catalog.=) 'i' OR c.relkind OPERATOR(pg_catalog.=) 'I') IS NOT TRUE END"
+);
 
 /// Has deferred triggers run, for a look at what they have changed.
 const RUN_DEFERRED: &str = "SET CONSTRAINTS ALL IMMEDIATE";
 
-/// Of all relations that this transaction has locked as DDL and TRUNCATE
-/// do, temporary ones aside: the condition that finds them, or others of their names, in the catalog that others see.
-/// One that is dropped has no name any more, and whether it was temporary only others know.
-const CHANGED: &str = "SELECT pg_catalog.string_agg(pg_catalog.format( \
-         CASE WHEN c.oid IS NULL THEN 'oid = %s' ELSE 'oid = %s OR relname = %L' END, l.relation, c.relname), ' OR ') \
-     FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_class c ON c.oid = l.relation \
-     WHERE l.pid = pg_catalog.pg_backend_pid() AND l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock' \
-     AND c.relpersistence IS DISTINCT FROM 't'";
+/// Of all relations that this transaction has locked as DDL and TRUNCATE do, and the tables of those that are indexes,
+/// temporary ones aside: the condition that finds them, or others of their names, in the catalog that others see. One
+/// that is dropped has no name any more, and whether it was temporary only others know. Some DDL locks no more than
+/// ANALYZE does: of that what it has written into the catalog tells, which is no older than this transaction
+/// (VALIDATE CONSTRAINT, and what gives a parent a child).
+const CHANGED: &str = "SELECT pg_catalog.string_agg(pg_catalog.concat('oid = ', l.relation, \
+         ' OR relname = ' OPERATOR(pg_catalog.||) pg_catalog.quote_literal(c.relname::pg_catalog.text), \
+         ' OR oid = ' OPERATOR(pg_catalog.||) i.indrelid), ' OR ') \
+     FROM pg_catalog.pg_locks l \
+     LEFT JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) l.relation \
+     LEFT JOIN pg_catalog.pg_index i ON i.indexrelid OPERATOR(pg_catalog.=) l.relation, \
+     pg_catalog.age(pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.xid) own \
+     WHERE l.pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid() \
+     AND l.locktype OPERATOR(pg_catalog.=) 'relation' \
+     AND (c.relpersistence OPERATOR(pg_catalog.<>) 't') IS NOT FALSE \
+     AND (l.mode OPERATOR(pg_catalog.=) 'AccessExclusiveLock' \
+     OR l.mode OPERATOR(pg_catalog.=) 'ShareUpdateExclusiveLock' \
+     AND (EXISTS (SELECT FROM pg_catalog.pg_constraint k WHERE k.conrelid OPERATOR(pg_catalog.=) l.relation \
+     AND pg_catalog.age(k.xmin) OPERATOR(pg_catalog.<=) own) \
+     OR EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhparent OPERATOR(pg_catalog.=) l.relation \
+     AND pg_catalog.age(h.xmin) OPERATOR(pg_catalog.<=) own)))";
 
 /// Bytes of such a condition. One that is longer is not asked for: others shall have been concerned.
 const CONDITION_BYTES_MAX: usize = 64 * 1024;
@@ -154,8 +187,8 @@ impl Session {
         traits: &BatchTraits,
     ) -> Result<Result<bool, RelayError>, SessionEnd> {
         let epochs = &self.database.epochs;
-        if traits.ddl.as_ref().is_some_and(|ddl| ddl.harmless) || epochs.snapshot_stands(leader.snapshot.change_counter)
-        {
+        let is_harmless = traits.statements == 1 && traits.ddl.as_ref().is_some_and(|ddl| ddl.harmless);
+        if is_harmless || epochs.snapshot_stands(leader.snapshot.change_counter) {
             return Ok(Ok(false));
         }
         // What it has changed itself has the file of now in its own catalog; a savepoint that was taken back has let
@@ -165,7 +198,7 @@ impl Session {
         if traits.lets_go || (has_changed || may_have_let_go) && epochs.is_older_than_a_doom(&leader.snapshot) {
             return Ok(Ok(true));
         }
-        let relayed = match self.own_statement(&mut leader.backend, OVERTAKEN, false).await? {
+        let relayed = match self.own_statement(&mut leader.backend, OVERTAKEN_ON_LEADER, false).await? {
             Ok(relayed) => relayed,
             Err(error) => return Ok(Err(error)),
         };
@@ -201,11 +234,8 @@ impl Session {
         &mut self,
         leader: &mut LeaderTransaction,
     ) -> Result<Result<Change, NotSent>, SessionEnd> {
-        if leader.dooms {
-            return Ok(Ok(Change::Dooms));
-        }
         if !leader.opaque {
-            return Ok(Ok(Change::Nothing));
+            return Ok(Ok(if leader.dooms { Change::Dooms } else { Change::Nothing }));
         }
         let mut expected = VecDeque::new();
         // What deferred triggers say is for the client.
@@ -223,6 +253,9 @@ impl Session {
             Ok(false) => {}
             Ok(true) => return Ok(Err(NotSent::Refused(closed_by_ddl()))),
             Err(error) => return Ok(Err(NotSent::Lost(error))),
+        }
+        if leader.dooms {
+            return Ok(Ok(Change::Dooms));
         }
         let condition = first_value(relayed.own_rows.last());
         let is_dooming = !condition.is_empty() && !self.others_see_none(&condition).await;

@@ -285,9 +285,9 @@ impl Session {
         leader.wrote |= may_write && !transaction.characteristics.read_only;
         leader.opaque |= traits.opaque || traits.own_transaction;
         let _releasing = self.releasing_around(traits);
+        leader.opaque |= traits.ddl.as_ref().is_some_and(|ddl| ddl.told_by_locks);
         if let Some(ddl) = traits.ddl.as_ref().filter(|ddl| !ddl.harmless) {
             leader.has_ddl = true;
-            leader.opaque |= ddl.told_by_locks;
             leader.dooms |= !ddl.told_by_locks;
             if leader.ddl.is_none() {
                 leader.ddl = Some(DdlInProgress::begin(&self.database).await);

@@ -2,9 +2,9 @@
 
 use pg_query::NodeEnum;
 use pg_query::protobuf::{
-    CreatedbStmt, DeclareCursorStmt, DefElem, DiscardMode, DoStmt, DropBehavior, DropStmt, ExplainStmt, Node,
-    ObjectType, RangeVar, ReindexObjectType, ReindexStmt, TransactionStmt, TransactionStmtKind, VariableSetKind,
-    VariableSetStmt, a_const,
+    AlterTableCmd, AlterTableStmt, AlterTableType, CreatedbStmt, DeclareCursorStmt, DefElem, DiscardMode, DoStmt,
+    DropBehavior, DropStmt, ExplainStmt, Node, ObjectType, RangeVar, ReindexObjectType, ReindexStmt, TransactionStmt,
+    TransactionStmtKind, VariableSetKind, VariableSetStmt, a_const,
 };
 
 use super::body::Body;
@@ -20,6 +20,8 @@ const DDL_BY_LOCKS: Action = Action::Ddl(Ddl { harmless: false, told_by_locks: t
 const DDL_ALONE: Action = Action::Ddl(Ddl { harmless: false, alone: true, ..Ddl::HARMLESS });
 const HARMLESS: Action = Action::Ddl(Ddl::HARMLESS);
 const HARMLESS_ALONE: Action = Action::Ddl(Ddl { alone: true, ..Ddl::HARMLESS });
+const HARMLESS_UNTIL_COMMIT: Action = Action::Ddl(Ddl { told_by_locks: true, ..Ddl::HARMLESS });
+const INDEXES_CONCURRENTLY: Action = Action::Ddl(Ddl { alone: true, indexes_concurrently: true, ..Ddl::HARMLESS });
 /// Makes relations, for all or for the session alone, or changes temporary ones: nobody else's business before its
 /// COMMIT.
 const MAKES: Action = Action::Update { opaque: true, writes: true, commits_itself: false };
@@ -98,30 +100,15 @@ fn definition(node: &NodeEnum) -> (Action, Option<PinReason>) {
         NodeEnum::CommentStmt(_) | NodeEnum::CreateStatsStmt(_) => HARMLESS,
         NodeEnum::VacuumStmt(vacuum) if !vacuum.is_vacuumcmd => HARMLESS,
         NodeEnum::VacuumStmt(_) | NodeEnum::AlterSystemStmt(_) => HARMLESS_ALONE,
-        NodeEnum::ClusterStmt(cluster) if cluster.relation.is_some() => HARMLESS,
+        NodeEnum::ClusterStmt(cluster) if cluster.relation.is_some() => HARMLESS_UNTIL_COMMIT,
         NodeEnum::ClusterStmt(_) => HARMLESS_ALONE,
-        NodeEnum::IndexStmt(index) => {
-            let (alone, indexes_concurrently) = (index.concurrent, index.concurrent);
-            Action::Ddl(Ddl { alone, indexes_concurrently, ..Ddl::HARMLESS })
-        }
+        NodeEnum::IndexStmt(index) if index.concurrent => INDEXES_CONCURRENTLY,
+        NodeEnum::IndexStmt(_) => HARMLESS_UNTIL_COMMIT,
         NodeEnum::ReindexStmt(reindex) => reindexed(reindex),
         NodeEnum::DropStmt(DropStmt { concurrent: true, .. }) => DDL_ALONE,
         NodeEnum::DropStmt(drop) => dropped(drop),
         NodeEnum::AlterTableStmt(alter) if names_own(alter.relation.as_ref()) => MAKES,
-        NodeEnum::AlterTableStmt(alter) => {
-            // DETACH PARTITION .. CONCURRENTLY is the only form with the flag.
-            let concurrent = |node: &Node| match &node.node {
-                Some(NodeEnum::AlterTableCmd(command)) => {
-                    match command.def.as_deref().and_then(|def| def.node.as_ref()) {
-                        Some(NodeEnum::PartitionCmd(partition)) => partition.concurrent,
-                        _ => false,
-                    }
-                }
-                _ => false,
-            };
-            let alone = alter.cmds.iter().any(concurrent);
-            Action::Ddl(Ddl { harmless: false, alone, told_by_locks: !alone, ..Ddl::HARMLESS })
-        }
+        NodeEnum::AlterTableStmt(alter) => altered(alter),
         NodeEnum::CreateTableSpaceStmt(_)
         | NodeEnum::DropTableSpaceStmt(_)
         | NodeEnum::CreateSubscriptionStmt(_)
@@ -160,6 +147,29 @@ fn made(relation: Option<&RangeVar>) -> (Action, Option<PinReason>) {
 /// As [`made`], with a query of which nothing is known.
 fn made_by_query(relation: Option<&RangeVar>) -> (Action, Option<PinReason>) {
     (MAKES, made(relation).1)
+}
+
+/// ALTER TABLE. Its locks tell what it changes for readers, but not of a parent that gets a child: the child's rows may
+/// be frozen.
+fn altered(alter: &AlterTableStmt) -> Action {
+    use AlterTableType as T;
+    let commands = alter.cmds.iter().filter_map(|node| match &node.node {
+        Some(NodeEnum::AlterTableCmd(command)) => Some(command),
+        _ => None,
+    });
+    let is = |command: &AlterTableCmd, kinds: &[T]| kinds.iter().any(|kind| command.subtype == *kind as i32);
+    let validates = |command: &AlterTableCmd| is(command, &[T::AtValidateConstraint]);
+    // DETACH PARTITION .. CONCURRENTLY is the only form with the flag.
+    let is_concurrent = |command: &AlterTableCmd| match command.def.as_deref().and_then(|def| def.node.as_ref()) {
+        Some(NodeEnum::PartitionCmd(partition)) => partition.concurrent,
+        _ => false,
+    };
+    if commands.clone().all(|command| validates(command)) {
+        return HARMLESS_UNTIL_COMMIT;
+    }
+    let alone = commands.clone().any(|command| is_concurrent(command));
+    let told_by_locks = !alone && !commands.clone().any(|one| is(one, &[T::AtAttachPartition, T::AtAddInherit]));
+    Action::Ddl(Ddl { harmless: false, alone, told_by_locks, ..Ddl::HARMLESS })
 }
 
 /// DROP. What else depends on a temporary relation may go with it by CASCADE.
@@ -219,9 +229,11 @@ fn defined_code(node: &NodeEnum) -> Body {
 
 fn reindexed(reindex: &ReindexStmt) -> Action {
     let one = [ReindexObjectType::ReindexObjectIndex as i32, ReindexObjectType::ReindexObjectTable as i32];
-    let concurrent = option(&reindex.params, "concurrently").is_some();
-    let alone = concurrent || !one.contains(&reindex.kind);
-    Action::Ddl(Ddl { alone, indexes_concurrently: concurrent, ..Ddl::HARMLESS })
+    let concurrent = is_on(&reindex.params, "concurrently");
+    if concurrent {
+        return INDEXES_CONCURRENTLY;
+    }
+    if one.contains(&reindex.kind) { HARMLESS_UNTIL_COMMIT } else { HARMLESS_ALONE }
 }
 
 fn template(create: &CreatedbStmt) -> Option<String> {
@@ -230,15 +242,19 @@ fn template(create: &CreatedbStmt) -> Option<String> {
     Some(named.and_then(plain).unwrap_or_else(|| "template1".to_owned()))
 }
 
+/// Whether an option is given. Without a value it is on; any value but a plain "off" is taken as on.
+fn is_on(options: &[Node], name: &str) -> bool {
+    option(options, name).is_some_and(|option| {
+        let value = option.arg.as_deref().and_then(plain).unwrap_or_default().to_ascii_lowercase();
+        !matches!(value.as_str(), "off" | "false" | "0")
+    })
+}
+
 fn explained(explain: &ExplainStmt) -> Kind {
     let Some(inner) = explain.query.as_deref().and_then(|query| query.node.as_ref()) else {
         return Kind::Fixed(Action::UNKNOWN, None);
     };
-    let analyze = option(&explain.options, "analyze").is_some_and(|option| {
-        // ANALYZE without a value is on; any value but a plain "off" is taken as on.
-        let value = option.arg.as_deref().and_then(plain).unwrap_or_default().to_ascii_lowercase();
-        !matches!(value.as_str(), "off" | "false" | "0")
-    });
+    let analyze = is_on(&explain.options, "analyze");
     match kind(inner) {
         query @ Kind::Query { .. } => query,
         inner if analyze => inner,

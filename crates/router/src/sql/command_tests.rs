@@ -41,6 +41,9 @@ const fn barrier(harmless: bool, alone: bool) -> Action {
     Action::Ddl(Ddl { harmless, alone, ..Ddl::HARMLESS })
 }
 
+/// Older snapshots are wrong after its commit.
+const HARMLESS_UNTIL_COMMIT: Action = Action::Ddl(Ddl { told_by_locks: true, ..Ddl::HARMLESS });
+
 /// An index that snapshots on other servers must not use.
 const INDEXES: Action = Action::Ddl(Ddl { alone: true, indexes_concurrently: true, ..Ddl::HARMLESS });
 
@@ -204,6 +207,11 @@ fn barriers() {
         ("ALTER TABLE t ADD a int", BY_LOCKS),
         ("ALTER TABLE t DETACH PARTITION p CONCURRENTLY", barrier(false, true)),
         ("ALTER TABLE t DETACH PARTITION p", BY_LOCKS),
+        ("ALTER TABLE t ATTACH PARTITION p DEFAULT", barrier(false, false)),
+        ("ALTER INDEX t ATTACH PARTITION p", barrier(false, false)),
+        ("ALTER TABLE p INHERIT t", barrier(false, false)),
+        ("ALTER TABLE t VALIDATE CONSTRAINT c", HARMLESS_UNTIL_COMMIT),
+        ("ALTER TABLE t VALIDATE CONSTRAINT c, ADD a int", BY_LOCKS),
         ("DROP TABLE t", BY_LOCKS),
         ("DROP INDEX CONCURRENTLY i", barrier(false, true)),
         ("DROP FUNCTION f", barrier(false, false)),
@@ -215,17 +223,19 @@ fn barriers() {
         ("GRANT SELECT ON t TO PUBLIC", barrier(false, false)),
         ("CREATE ROLE r", barrier(false, false)),
         ("ALTER TYPE t ADD VALUE 'a'", barrier(false, false)),
-        ("CREATE INDEX ON t (a)", barrier(true, false)),
+        ("CREATE INDEX ON t (a)", HARMLESS_UNTIL_COMMIT),
         ("CREATE INDEX CONCURRENTLY ON t (a)", INDEXES),
         ("CREATE UNIQUE INDEX CONCURRENTLY ON pg_temp.t (a)", INDEXES),
         ("ANALYZE t", barrier(true, false)),
         ("VACUUM t", barrier(true, true)),
         ("VACUUM (FULL) t", barrier(true, true)),
-        ("CLUSTER t USING i", barrier(true, false)),
+        ("CLUSTER t USING i", HARMLESS_UNTIL_COMMIT),
         ("CLUSTER", barrier(true, true)),
-        ("REINDEX TABLE t", barrier(true, false)),
+        ("REINDEX TABLE t", HARMLESS_UNTIL_COMMIT),
+        ("REINDEX SCHEMA s", barrier(true, true)),
         ("REINDEX TABLE CONCURRENTLY t", INDEXES),
         ("REINDEX (CONCURRENTLY) INDEX t", INDEXES),
+        ("REINDEX (CONCURRENTLY off) INDEX t", HARMLESS_UNTIL_COMMIT),
         ("REINDEX SCHEMA CONCURRENTLY s", INDEXES),
         ("REINDEX DATABASE CONCURRENTLY d", INDEXES),
         ("REINDEX DATABASE d", barrier(true, true)),
@@ -266,7 +276,7 @@ fn temporary_relations_are_no_barrier_when_their_names_tell() {
         ("ALTER TABLE pg_temp.t ADD a int", own.clone()),
         ("ALTER TABLE t ADD a int", BY_LOCKS),
         ("CREATE INDEX ON pg_temp.t (a)", own),
-        ("CREATE INDEX ON t (a)", barrier(true, false)),
+        ("CREATE INDEX ON t (a)", HARMLESS_UNTIL_COMMIT),
         ("CREATE TABLE pg_temp.t () INHERITS (u)", update(false, true, false)),
     ]);
 }

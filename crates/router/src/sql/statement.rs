@@ -42,14 +42,16 @@ impl Statement {
 /// What kind of DDL: it is not MVCC, no epoch may be read across it unless it is harmless.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ddl {
-    /// Older snapshots stay right (CREATE INDEX, ANALYZE, VACUUM, COMMENT, REINDEX, CLUSTER).
+    /// Older snapshots stay right while it is under way (CREATE INDEX, ANALYZE, VACUUM, COMMENT, REINDEX, CLUSTER).
     pub harmless: bool,
     /// Cannot run inside a transaction block.
     pub alone: bool,
-    /// Whatever it changes for others it locks ACCESS EXCLUSIVE (TRUNCATE, ALTER TABLE, DROP of relations).
+    /// Whatever it changes for others it locks (TRUNCATE, ALTER TABLE, DROP of relations). If it is harmless, older
+    /// snapshots are wrong once it has committed: a new index may lack what only they see, and they may not keep to
+    /// what it says is unique.
     pub told_by_locks: bool,
-    /// Ends with an index that older snapshots must not use, and waits for those of its own server only (CREATE INDEX
-    /// and REINDEX with CONCURRENTLY).
+    /// The same at its end, but it waits for older snapshots of its own server itself (CREATE INDEX and REINDEX with
+    /// CONCURRENTLY).
     pub indexes_concurrently: bool,
     /// The database that must have no other connection.
     pub database: Option<String>,
