@@ -209,18 +209,20 @@ impl MachineHome {
             return Err(MachineError::Exists { name: self.name().clone() });
         }
         let image = GuestImage::find(Some(&parent.image()))?;
-        self.make_root(&image, user)?;
-        match fs::read(parent.password_file()) {
-            Ok(password) => write_own_file(&self.password_file(), &password, 0o600)?,
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(MachineError::file("read", parent.password_file())(error)),
-        }
-        StartPoint { number, parent: Some(parent.root().to_owned()), shares }.write(self)?;
-        if is_isolated {
-            write_own_file(&self.isolated_file(), b"", 0o600)?;
-        }
-        // Last: what has it is whole, or can begin.
-        configuration.write(&self.configuration_file())
+        self.make_or_remove(|| {
+            self.make_root(&image, user)?;
+            match fs::read(parent.password_file()) {
+                Ok(password) => write_own_file(&self.password_file(), &password, 0o600)?,
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(MachineError::file("read", parent.password_file())(error)),
+            }
+            StartPoint { number, parent: Some(parent.root().to_owned()), shares }.write(self)?;
+            if is_isolated {
+                write_own_file(&self.isolated_file(), b"", 0o600)?;
+            }
+            // Last: what has it is whole, or can begin.
+            configuration.write(&self.configuration_file())
+        })
     }
 }
 

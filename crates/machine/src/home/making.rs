@@ -42,21 +42,36 @@ impl MachineHome {
         if self.is_made() {
             return Err(MachineError::Exists { name: self.name.clone() });
         }
-        self.make_root(&image, user)?;
-        let own = GuestImage::find(Some(&self.image()))?;
-        let options = CreateOptions {
-            size_bytes: configuration.disk_bytes,
-            base: Some(BaseSpecification::Raw { path: own.root() }),
-            copy_base: false,
-        };
-        let disk = self.numbered_disk(self.next_disk());
-        Disk::create(&disk, &options).map_err(self.disk_failed())?;
-        give_all(&disk, user)?;
-        if let Some(password) = password {
-            write_own_file(&self.password_file(), format!("{password}\n").as_bytes(), 0o600)?;
+        self.make_or_remove(|| {
+            self.make_root(&image, user)?;
+            let own = GuestImage::find(Some(&self.image()))?;
+            let options = CreateOptions {
+                size_bytes: configuration.disk_bytes,
+                base: Some(BaseSpecification::Raw { path: own.root() }),
+                copy_base: false,
+            };
+            let disk = self.numbered_disk(self.next_disk());
+            Disk::create(&disk, &options).map_err(self.disk_failed())?;
+            give_all(&disk, user)?;
+            if let Some(password) = password {
+                write_own_file(&self.password_file(), format!("{password}\n").as_bytes(), 0o600)?;
+            }
+            // Last: what has it is whole.
+            configuration.write(&self.configuration_file())
+        })
+    }
+
+    /// What an attempt that fails has left is removed: nobody else would before the next attempt. Nobody else makes it
+    /// meanwhile.
+    pub(crate) fn make_or_remove(&self, make: impl FnOnce() -> Result<(), MachineError>) -> Result<(), MachineError> {
+        let made = make();
+        if made.is_err()
+            && !self.is_made()
+            && let Err(error) = self.remove_if(|| !self.is_made())
+        {
+            tracing::warn!(machine = %self.name, %error, "a machine that could not be made has left something");
         }
-        // Last: what has it is whole.
-        configuration.write(&self.configuration_file())
+        made
     }
 
     /// Makes a machine that comes from another host: all but its disk and its memory, which its keeper makes. What an
@@ -72,12 +87,14 @@ impl MachineHome {
         password: Option<&str>,
         user: &ServiceUser,
     ) -> Result<(), MachineError> {
-        self.make_root(image, user)?;
-        if let Some(password) = password {
-            write_own_file(&self.password_file(), format!("{password}\n").as_bytes(), 0o600)?;
-        }
-        record.write(self)?;
-        configuration.write(&self.configuration_file())
+        self.make_or_remove(|| {
+            self.make_root(image, user)?;
+            if let Some(password) = password {
+                write_own_file(&self.password_file(), format!("{password}\n").as_bytes(), 0o600)?;
+            }
+            record.write(self)?;
+            configuration.write(&self.configuration_file())
+        })
     }
 
     /// Makes what a run needs and a restart of the host may have removed.
@@ -122,6 +139,10 @@ impl MachineHome {
     /// [`MachineError::Runs`] when a keeper is there or comes meanwhile, [`MachineError::Directory`],
     /// [`MachineError::Disk`]: it is not known what the disk of another one lies over.
     pub fn remove(&self) -> Result<(), MachineError> {
+        self.remove_if(|| true)
+    }
+
+    fn remove_if(&self, is_to_go: impl Fn() -> bool) -> Result<(), MachineError> {
         if !self.root.exists() {
             return Ok(());
         }
@@ -129,6 +150,9 @@ impl MachineHome {
         let LockState::Taken(_lock) = DirectoryLock::take(&self.keeper_lock())? else {
             return Err(MachineError::Runs { name: self.name.clone() });
         };
+        if !is_to_go() {
+            return Ok(());
+        }
         if self.process_id().is_some() {
             return Err(MachineError::Runs { name: self.name.clone() });
         }
@@ -202,4 +226,36 @@ pub(crate) fn give_all(path: &Path, user: &ServiceUser) -> Result<(), MachineErr
         }
     }
     Ok(user.own(path)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Spec: L2
+    #[test]
+    fn what_could_not_be_made_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let image = directory.path().join("image");
+        fs::create_dir(&image).unwrap();
+        for (name, content) in
+            [("vmlinuz", "k"), ("initrd", "i"), ("root.img", "1234"), ("manifest.toml", "postgresql = \"17.6\"\n")]
+        {
+            fs::write(image.join(name), content).unwrap();
+        }
+        let home = MachineHome::at(&directory.path().join("web")).unwrap();
+        let user = ServiceUser::resolve(None).unwrap();
+        let configuration = MachineConfiguration::new(image.clone());
+        home.make(&configuration, Some("secret"), &user).unwrap();
+        assert!(home.is_made());
+        assert!(matches!(home.make(&configuration, None, &user), Err(MachineError::Exists { .. })) && home.is_made());
+        home.remove().unwrap();
+        let broken = || -> Result<(), MachineError> {
+            home.make_root(&GuestImage::find(Some(&image))?, &user)?;
+            write_own_file(&home.root().join("none").join("file"), b"", 0o600)
+        };
+        assert!(matches!(broken(), Err(MachineError::File { .. })) && home.root().exists());
+        assert!(matches!(home.make_or_remove(broken), Err(MachineError::File { .. })));
+        assert!(!home.root().exists());
+    }
 }

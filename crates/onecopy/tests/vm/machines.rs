@@ -88,9 +88,20 @@ impl Drop for MachineDirectory {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for entry in std::fs::read_dir(self.path().join("machines")).into_iter().flatten().flatten() {
-                for log in ["keeper.log", "disk.log", "memory.log", "run/console.log", "end.json"] {
-                    let text = std::fs::read_to_string(entry.path().join(log)).unwrap_or_default();
-                    eprintln!("{} {log}:\n{text}", entry.file_name().to_string_lossy());
+                let name = entry.file_name().to_string_lossy().into_owned();
+                for file in [
+                    "keeper.log",
+                    "disk.log",
+                    "memory.log",
+                    "run/console.log",
+                    "end.json",
+                    "migration.json",
+                    "arrival.json",
+                ] {
+                    match std::fs::read_to_string(entry.path().join(file)) {
+                        Ok(text) => eprintln!("{name} {file}:\n{text}"),
+                        Err(error) => eprintln!("{name} {file}: {error}"),
+                    }
                 }
             }
         }
