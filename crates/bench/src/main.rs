@@ -16,9 +16,11 @@ mod migration;
 mod pgbench;
 mod plot;
 mod process_cpu;
+mod process_memory;
 mod protection;
 mod proxy;
 mod router;
+mod router_memory;
 mod router_report;
 mod statistics;
 mod two_hosts;
@@ -35,6 +37,8 @@ use interruption::until_interrupted;
 enum Experiment {
     /// pgbench directly, through PgBouncer and through Onecopy's router, interleaved.
     Router(router::RouterOptions),
+    /// The router's memory: connections, long messages and long loads, against PgBouncer.
+    RouterMemory(router_memory::RouterMemoryOptions),
     /// Clones by every way: how soon they answer, are whole, are as fast as their source, and what that costs it.
     Clone(clone::CloneOptions),
     /// Memory given back and taken again: throughput under a squeeze, queries after it, and how long it takes.
@@ -76,6 +80,7 @@ fn run(experiment: Experiment) -> anyhow::Result<()> {
     runtime.block_on(async {
         match experiment {
             Experiment::Router(options) => router::run(options).await,
+            Experiment::RouterMemory(options) => router_memory::run(&options).await,
             Experiment::Clone(options) => until_interrupted(clone::run(options)).await,
             Experiment::Memory(options) => until_interrupted(memory::run(options)).await,
             Experiment::Disk(options) => until_interrupted(virtual_disk::run(&options)).await,

@@ -15,6 +15,7 @@ use tokio::net::TcpStream;
 use crate::cluster::{Cluster, DATABASE, PASSWORD, PLAIN_ROLE, SERIALIZABLE_ROLE, free_port, verifier};
 use crate::pgbench::Protocol;
 use crate::process_cpu::process_time;
+use crate::process_memory::ProcessMemory;
 
 /// How long a proxy may take until it accepts connections.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -166,6 +167,11 @@ impl Proxy {
     /// Processor time of the proxy itself since its start; none when there is no proxy.
     pub fn processor_time(&self) -> anyhow::Result<Option<Duration>> {
         self.process.as_ref().map(|process| process_time(process.id())).transpose()
+    }
+
+    /// Memory of the proxy itself; none when there is no proxy.
+    pub fn memory(&self) -> Option<ProcessMemory> {
+        self.process.as_ref().map(|process| ProcessMemory::of(process.id()))
     }
 
     /// The end of its log, for errors.

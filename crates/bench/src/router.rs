@@ -21,7 +21,7 @@ use crate::router_report::Report;
 use crate::statistics::Spread;
 
 /// Followers behind the leader.
-const FOLLOWERS: usize = 2;
+pub const FOLLOWERS: usize = 2;
 
 /// How long each proxy is warmed up with reads and with updates before the first round, in seconds.
 const WARM_UP_SECONDS: u32 = 1;
@@ -175,7 +175,7 @@ pub async fn run(options: RouterOptions) -> anyhow::Result<()> {
         .tempdir()
         .context("cannot make a directory for the servers")?;
     let mut head = Head::new("router", options.command(), Vec::new());
-    let onecopy = if options.without_onecopy { None } else { Some(onecopy_program(&options)?) };
+    let onecopy = if options.without_onecopy { None } else { Some(onecopy_program(options.onecopy.as_deref())?) };
     let mut cluster = Cluster::new(directory.path())?;
     let measuring = fill_and_measure(&options, onecopy.as_deref(), &mut cluster, directory.path(), &mut head);
     let outcome = until_interrupted(measuring).await;
@@ -313,16 +313,17 @@ async fn metrics(proxy: &Proxy) -> anyhow::Result<Option<Samples>> {
     }
 }
 
-fn onecopy_program(options: &RouterOptions) -> anyhow::Result<PathBuf> {
-    let program = match &options.onecopy {
-        Some(program) => program.clone(),
+/// The program to measure: the one that was asked for, or that beside this one.
+///
+/// # Errors
+/// It is not there.
+pub fn onecopy_program(asked_for: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let program = match asked_for {
+        Some(program) => program.to_owned(),
         None => std::env::current_exe()?.with_file_name("onecopy"),
     };
     if !program.exists() {
-        bail!(
-            "{} does not exist: run `cargo build --release -p onecopy`, or give --onecopy PATH or --without-onecopy",
-            program.display()
-        );
+        bail!("{} does not exist: run `cargo build --release -p onecopy`, or give --onecopy PATH", program.display());
     }
     Ok(program)
 }
