@@ -175,7 +175,7 @@ impl MachineHome {
             absent_is_fine(fs::remove_dir_all(&short)).map_err(MachineError::file("remove", &short))?;
         }
         match layers.is_empty() {
-            true => absent_is_fine(fs::remove_dir_all(&self.root)).map_err(MachineError::file("remove", &self.root)),
+            true => remove_whole(&self.root).map_err(MachineError::file("remove", &self.root)),
             false => self.remove_all_but(&layers),
         }
     }
@@ -207,6 +207,19 @@ pub(crate) fn write_own_file(path: &Path, content: &[u8], mode: u32) -> Result<(
     let mut file = file.map_err(MachineError::file("create", &unfinished))?;
     file.write_all(content).and_then(|()| file.sync_all()).map_err(MachineError::file("write", &unfinished))?;
     fs::rename(&unfinished, path).map_err(MachineError::file("replace", path))
+}
+
+/// Removes a directory, also where somebody who looks for what is in it makes a lock anew meanwhile: without what says
+/// which machine it was nobody would remove the rest.
+fn remove_whole(path: &Path) -> std::io::Result<()> {
+    const TRIES: u32 = 100;
+    for _ in 1..TRIES {
+        match fs::remove_dir_all(path) {
+            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {}
+            removed => return absent_is_fine(removed),
+        }
+    }
+    absent_is_fine(fs::remove_dir_all(path))
 }
 
 fn make_own_directory(path: &Path, mode: u32) -> Result<(), MachineError> {
@@ -256,6 +269,31 @@ mod tests {
         };
         assert!(matches!(broken(), Err(MachineError::File { .. })) && home.root().exists());
         assert!(matches!(home.make_or_remove(broken), Err(MachineError::File { .. })));
+        assert!(!home.root().exists());
+    }
+
+    /// Spec: L2
+    #[test]
+    fn who_asks_for_a_lock_meanwhile_does_not_keep_a_machine_from_being_removed() {
+        const ASKED: u32 = 3;
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().join("web");
+        let home = MachineHome::at(&root).unwrap();
+        fs::create_dir(&root).unwrap();
+        for number in 0..2000 {
+            fs::write(root.join(number.to_string()), b"").unwrap();
+        }
+        let lock = home.keeper_lock();
+        let asking = std::thread::spawn(move || {
+            for _ in 0..ASKED {
+                // Made by who removes the machine, and gone with what it has removed.
+                while !lock.exists() && root.join("0").exists() {}
+                while lock.exists() {}
+                let _ = fs::File::create_new(&lock);
+            }
+        });
+        home.remove().unwrap();
+        asking.join().unwrap();
         assert!(!home.root().exists());
     }
 }
