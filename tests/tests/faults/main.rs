@@ -19,6 +19,7 @@ mod lost_back_ends;
 mod lost_leader;
 mod malformed;
 mod new_relations;
+mod older_snapshots;
 mod own_statements;
 mod pipelines;
 mod refused_settings;
