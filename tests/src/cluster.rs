@@ -26,8 +26,8 @@ pub struct TestCluster {
     /// The servers themselves.
     pub servers: Servers,
     router: Option<Router>,
-    /// Whether the router gives each read an epoch that holds what was committed before it.
-    has_epochs: bool,
+    /// The router's.
+    pub settings: RouterSettings,
     replay: ReplayWatch,
 }
 
@@ -49,7 +49,7 @@ impl TestCluster {
     /// A server's refusal.
     pub async fn before(servers: Servers) -> anyhow::Result<TestCluster> {
         let replay = ReplayWatch::open(&servers).await?;
-        Ok(TestCluster { servers, router: None, has_epochs: false, replay })
+        Ok(TestCluster { servers, router: None, settings: RouterSettings::default(), replay })
     }
 
     /// Servers behind a router, in this process, with what `change` makes of the default settings.
@@ -87,9 +87,20 @@ impl TestCluster {
             ..RouterSettings::default()
         };
         change(&mut settings);
-        self.has_epochs = !settings.unsafe_without_epochs;
+        self.settings = settings.clone();
         self.router = Some(Router::start(router_configuration(&self.servers, settings)).await?);
         Ok(())
+    }
+
+    /// Reloads the router with the settings that it was started with, `change`d.
+    ///
+    /// # Errors
+    ///
+    /// What the router refuses.
+    pub async fn reload(&self, change: impl FnOnce(&mut RouterSettings)) -> anyhow::Result<()> {
+        let mut settings = self.settings.clone();
+        change(&mut settings);
+        Ok(self.router().reload(&router_configuration(&self.servers, settings)).await?)
     }
 
     /// The router; panics when there is none, which is a mistake in the test.
@@ -183,7 +194,7 @@ impl TestCluster {
     ///
     /// A follower that does not replay.
     pub async fn wait_for_replay(&self) -> anyhow::Result<()> {
-        if self.has_router() && self.has_epochs { Ok(()) } else { self.replay.wait().await }
+        if self.has_router() && !self.settings.unsafe_without_epochs { Ok(()) } else { self.replay.wait().await }
     }
 
     /// Stops the router, if there is one.

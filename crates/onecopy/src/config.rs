@@ -154,8 +154,19 @@ fn check_settings(settings: &RouterSettings) -> Result<(), String> {
         ("message_bytes_max", settings.message_bytes_max == 0),
         ("authentication_timeout_s", settings.authentication_timeout_s == 0),
     ];
-    match limits.iter().find(|(_, is_zero)| *is_zero) {
-        Some((name, _)) => Err(format!("`{name}` is 0, so nobody could be served; write at least 1, or leave it out")),
+    if let Some((name, _)) = limits.iter().find(|(_, is_zero)| *is_zero) {
+        return Err(format!("`{name}` is 0, so nobody could be served; write at least 1, or leave it out"));
+    }
+    let waits = [
+        ("server_timeout_ms", settings.server_timeout_ms),
+        ("gate_timeout_ms", settings.gate_timeout_ms),
+        ("follower_timeout_ms", settings.follower_timeout_ms),
+        ("epoch_interval_ms", settings.epoch_interval_ms),
+    ];
+    match waits.iter().find(|(_, milliseconds)| *milliseconds == 0) {
+        Some((name, _)) => {
+            Err(format!("`{name}` is 0, and nothing is done within that; write at least 1, or leave it out"))
+        }
         None => Ok(()),
     }
 }
@@ -245,6 +256,7 @@ mod tests {
             (LEADER.replace("5432", "0"), "port 0"),
             (format!("[router]\nreader_backends_max = 0\n{LEADER}"), "`reader_backends_max` is 0"),
             (format!("[router]\nauthentication_timeout_s = 0\n{LEADER}"), "`authentication_timeout_s` is 0"),
+            (format!("[router]\nserver_timeout_ms = 0\n{LEADER}"), "`server_timeout_ms` is 0"),
             (format!("[router]\nmetrics_listen = \"127.0.0.1:6432\"\n{LEADER}"), "port of its own"),
         ];
         for (text, expected) in cases {

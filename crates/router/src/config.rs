@@ -6,9 +6,11 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
 /// A router over servers that exist already.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,7 +26,9 @@ pub struct RouterConfiguration {
     pub followers: Vec<ServerConfiguration>,
 }
 
-/// Limits and choices of the router itself.
+/// Limits and choices of the router itself. A change of most of them holds at once; of `freshness`, `clients_max`,
+/// `message_bytes_max` and what is about clients that log in or say nothing, for sessions that begin later; of
+/// `unsafe_..`, for databases that are opened later; of the addresses, for the next start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RouterSettings {
@@ -102,6 +106,9 @@ impl Default for RouterSettings {
         }
     }
 }
+
+/// The settings that hold now, and word of others: [`Router::reload`](crate::Router::reload) replaces them.
+pub type LiveSettings = watch::Receiver<Arc<RouterSettings>>;
 
 /// One server and how the router itself logs in to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

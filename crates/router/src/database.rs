@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use crate::backend::{Backend, BackendError, Credentials, Purpose, Row, ServerProcess};
-use crate::config::RouterSettings;
+use crate::config::LiveSettings;
 use crate::epoch::{CommitBarrier, DdlBarrier, Epochs, GateHooks, Gatekeeper, tripwire};
 use crate::membership::Servers;
 use crate::pool::{CatalogBackend, LeaderPool, ReaderPools};
@@ -89,8 +89,12 @@ pub struct Database {
     pub name: Arc<str>,
     /// The servers of now.
     pub servers: Arc<Servers>,
-    /// The router's settings when the database was opened.
-    pub settings: Arc<RouterSettings>,
+    /// The router's settings.
+    pub settings: LiveSettings,
+    /// As the settings were when it was opened: the epochs that stand for none then have the numbers of others.
+    pub unsafe_without_epochs: bool,
+    /// As the settings were when it was opened.
+    pub unsafe_without_tripwire: bool,
     /// Commits.
     pub commit_barrier: Arc<CommitBarrier>,
     /// Epochs.
@@ -134,7 +138,7 @@ impl Database {
     pub async fn open(
         name: &str,
         servers: Arc<Servers>,
-        settings: Arc<RouterSettings>,
+        settings: LiveSettings,
         serializable: SerializableTransactions,
     ) -> Result<Arc<Database>, BackendError> {
         let name: Arc<str> = name.into();
@@ -152,9 +156,15 @@ impl Database {
             read_at: Instant::now(),
             whole_at: Instant::now(),
         };
-        let readers = ReaderPools::new(servers.clone(), name.clone(), settings.reader_backends_max);
-        let leader = LeaderPool::new(servers.leader().clone(), name.clone(), settings.leader_backends_max);
+        let readers = ReaderPools::new(servers.clone(), name.clone(), settings.clone());
+        let leader = LeaderPool::new(servers.leader().clone(), name.clone(), settings.clone());
+        let (unsafe_without_epochs, unsafe_without_tripwire) = {
+            let settings = settings.borrow();
+            (settings.unsafe_without_epochs, settings.unsafe_without_tripwire)
+        };
         let database = Arc::new(Database {
+            unsafe_without_epochs,
+            unsafe_without_tripwire,
             readers,
             leader: Arc::new(leader),
             commit_barrier,
@@ -176,6 +186,11 @@ impl Database {
         });
         database.start_tasks(serializable);
         Ok(database)
+    }
+
+    /// How long a client waits for a back end.
+    pub fn backend_wait(&self) -> Duration {
+        Duration::from_millis(self.settings.borrow().backend_wait_ms)
     }
 
     fn start_tasks(self: &Arc<Self>, serializable: SerializableTransactions) {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{Backend, BackendError, Credentials, Purpose};
+use crate::config::LiveSettings;
 use crate::servers::{Health, Role, Server};
 
 /// Time between two probes of a server that is up.
@@ -14,12 +15,23 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 const PROBE_LEADER: &str = "SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_lsn(), '0/0')::bigint";
 const PROBE_FOLLOWER: &str = "SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_last_wal_replay_lsn(), '0/0')::bigint";
 
-/// Probes `server` until the task is aborted; an answer is waited for at most `timeout`.
-pub async fn watch(server: Arc<Server>, timeout: Duration) {
+/// Probes `server` until the task is aborted; an answer is waited for at most `server_timeout_ms`.
+pub async fn watch(server: Arc<Server>, mut settings: LiveSettings) {
     let credentials = Credentials::of_router(&server);
     let mut connection: Option<Backend> = None;
     loop {
-        let health = match tokio::time::timeout(timeout, probe(&server, &credentials, &mut connection)).await {
+        let milliseconds = settings.borrow().server_timeout_ms;
+        let timeout = Duration::from_millis(milliseconds);
+        let is_other = async { settings.wait_for(|now| now.server_timeout_ms != milliseconds).await.is_ok() };
+        let probed = tokio::select! {
+            probed = tokio::time::timeout(timeout, probe(&server, &credentials, &mut connection)) => probed,
+            true = is_other => {
+                // Its answer may still come.
+                connection = None;
+                continue;
+            }
+        };
+        let health = match probed {
             Ok(Ok(position)) => {
                 server.note_wal_position(position);
                 Health::Up

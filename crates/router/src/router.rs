@@ -78,10 +78,9 @@ impl Router {
 
     /// Asks after a server's health from now on.
     fn probe(&self, server: &Arc<Server>) {
-        let timeout = Duration::from_millis(self.state.settings().server_timeout_ms);
         let mut tasks = lock(&self.tasks);
         while tasks.try_join_next().is_some() {}
-        let probe = tasks.spawn(health::watch(server.clone(), timeout));
+        let probe = tasks.spawn(health::watch(server.clone(), self.state.live_settings()));
         lock(&self.probes).insert(server.number, probe);
         // Removed before its probe was known?
         if server.is_removed()
@@ -111,9 +110,9 @@ impl Router {
         RouterObserver(self.state.clone())
     }
 
-    /// Takes over the settings of `configuration` for databases and sessions that begin from now on, and its followers:
-    /// those that came are added, those that went are removed, and one that is at another place or is logged in to in
-    /// another way is removed and added. Returns when nothing is left on those that went, as
+    /// Takes over the settings of `configuration` ([`RouterConfiguration::router`] says which hold at once), and its
+    /// followers: those that came are added, those that went are removed, and one that is at another place or is logged
+    /// in to in another way is removed and added. Returns when nothing is left on those that went, as
     /// [`Router::remove_follower`]. The address and the leader cannot change while the router runs; another leader is
     /// told in the log.
     ///

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use crate::authentication::MockSecret;
 use crate::backend::{Backend, BackendError};
-use crate::config::{RouterConfiguration, RouterSettings, ServerConfiguration};
+use crate::config::{LiveSettings, RouterConfiguration, RouterSettings, ServerConfiguration};
 use crate::database::Database;
 use crate::error::RouterError;
 use crate::live_credentials::LiveCredentials;
@@ -131,7 +131,7 @@ type Databases = HashMap<String, Arc<OnceCell<Arc<Database>>>>;
 pub struct RouterState {
     /// The servers of now.
     pub servers: Arc<Servers>,
-    settings: RwLock<Arc<RouterSettings>>,
+    settings: watch::Sender<Arc<RouterSettings>>,
     databases: Mutex<Databases>,
     /// Counters.
     pub counters: Counters,
@@ -162,7 +162,7 @@ impl RouterState {
         let settings = &configuration.router;
         Ok(RouterState {
             servers,
-            settings: RwLock::new(Arc::new(settings.clone())),
+            settings: watch::Sender::new(Arc::new(settings.clone())),
             databases: Mutex::default(),
             counters: Counters::default(),
             serializable: SerializableTransactions::default(),
@@ -179,21 +179,28 @@ impl RouterState {
         })
     }
 
-    /// The settings for what begins now.
+    /// The settings of now.
     pub fn settings(&self) -> Arc<RouterSettings> {
-        self.settings.read().expect("no code panics while it holds this lock").clone()
+        self.settings.borrow().clone()
     }
 
-    /// Takes new settings over for databases and sessions that begin from now on.
+    /// The settings for whoever outlives a reload.
+    pub fn live_settings(&self) -> LiveSettings {
+        self.settings.subscribe()
+    }
+
+    /// Replaces the settings.
     pub fn set_settings(&self, settings: RouterSettings) {
-        *self.settings.write().expect("no code panics while it holds this lock") = Arc::new(settings);
+        self.settings.send_replace(Arc::new(settings));
     }
 
     /// The database of this name, opened if it is not open yet.
     pub async fn database(&self, name: &str) -> Result<Arc<Database>, BackendError> {
         let cell = self.databases().entry(name.to_owned()).or_default().clone();
         let opened = cell
-            .get_or_try_init(|| Database::open(name, self.servers.clone(), self.settings(), self.serializable.clone()))
+            .get_or_try_init(|| {
+                Database::open(name, self.servers.clone(), self.live_settings(), self.serializable.clone())
+            })
             .await;
         match opened {
             Ok(database) => Ok(database.clone()),

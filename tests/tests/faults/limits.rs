@@ -36,6 +36,34 @@ async fn one_client_too_many_is_refused_and_a_place_that_gets_free_is_given() ->
     .await
 }
 
+/// A limit that is changed while the router runs holds for databases and sessions that are there.
+///
+/// Spec: A2
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reload_changes_the_limits_of_an_open_database() -> anyhow::Result<()> {
+    let cluster = start(0, |settings| {
+        settings.leader_backends_max = 1;
+        settings.backend_wait_ms = 100;
+    })
+    .await?;
+    let reload = |limit| cluster.reload(move |settings| settings.leader_backends_max = limit);
+    let update = |id: usize| format!("UPDATE numbers SET value = 1 WHERE id = {id}");
+    let mut wires = [Wire::connect(&cluster).await?, Wire::connect(&cluster).await?];
+    wires[0].query("BEGIN").await?;
+    assert_eq!(wires[0].query(&update(1)).await?.code(), "00000");
+    assert_eq!(wires[1].query(&update(2)).await?.code(), "53300");
+    reload(2).await?;
+    wires[1].query("BEGIN").await?;
+    assert_eq!(wires[1].query(&update(2)).await?.code(), "00000");
+    reload(1).await?;
+    // Who has one keeps it, and goes on.
+    assert_eq!(wires[1].query("COMMIT").await?.commands(), ["COMMIT"]);
+    assert_eq!(wires[1].query(&update(3)).await?.code(), "53300", "the other one has the only one");
+    assert_eq!(wires[0].query("COMMIT").await?.commands(), ["COMMIT"]);
+    assert_eq!(wires[1].query(&update(3)).await?.code(), "00000");
+    Ok(())
+}
+
 /// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_waits_for_a_back_end_and_gets_53300_when_none_comes() -> anyhow::Result<()> {

@@ -388,8 +388,7 @@ async fn r18_names_stay_unique_and_a_reload_follows_the_file() -> anyhow::Result
     }
     assert_eq!(names(), ["leader", "follower-1", "follower-2"]);
 
-    let settings = RouterSettings { listen: router.local_address(), ..RouterSettings::default() };
-    let whole = router_configuration(&cluster.servers, settings);
+    let whole = router_configuration(&cluster.servers, cluster.settings.clone());
     let mut without = whole.clone();
     without.followers.remove(0);
     without.leader.port += 1;

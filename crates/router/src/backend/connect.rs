@@ -160,7 +160,7 @@ async fn login(
         idle_since: Instant::now(),
         endings: server.endings(),
         session: 0,
-        permit: None,
+        slot: None,
         _connection: connection,
     };
     let own_settings: &[_] = if purpose.is_clients() { &[] } else { &OWN_SETTINGS };

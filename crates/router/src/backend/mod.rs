@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
-use tokio::sync::OwnedSemaphorePermit;
 
 pub(crate) use connect::parameter_status;
 pub use connect::{Credentials, NOTICE_INTERVAL};
@@ -17,6 +16,7 @@ pub use prepared::PreparedStatements;
 pub use process::ServerProcess;
 pub use purpose::Purpose;
 
+use crate::pool::Slot;
 use crate::servers::{Connection, Server};
 use crate::settings::Settings;
 use crate::timeline::Unfit;
@@ -142,7 +142,7 @@ pub struct Backend {
     /// For whose session it was noted last.
     pub session: u32,
     /// Counts it against its pool's bound until it is dropped.
-    pub permit: Option<OwnedSemaphorePermit>,
+    pub slot: Option<Slot>,
     /// Counts it as one of the server's until it is dropped.
     _connection: Connection,
 }

@@ -2,6 +2,8 @@
 
 use std::task::Poll;
 
+use tokio::sync::watch;
+
 use super::loaded::fingerprint_of;
 use super::*;
 use crate::config::{RouterConfiguration, RouterSettings};
@@ -24,7 +26,8 @@ async fn open(models: &ModelServers) -> Result<Arc<Database>, BackendError> {
     let leader = followers.remove(0);
     let configuration = RouterConfiguration { router: settings.clone(), leader, followers };
     let servers = Arc::new(Servers::of(&configuration).unwrap());
-    Database::open("database", servers, Arc::new(settings), SerializableTransactions::default()).await
+    let settings = watch::Sender::new(Arc::new(settings)).subscribe();
+    Database::open("database", servers, settings, SerializableTransactions::default()).await
 }
 
 /// Begins to read the catalog anew beside the sessions; the leader holds its answer back.

@@ -15,7 +15,7 @@ use super::member::{CatchUp, Marker, Member};
 use super::pace::Pace;
 use super::{CommitBarrier, Epoch, EpochSnapshot, Epochs, tripwire};
 use crate::backend::{Backend, BackendError, Credentials, Purpose, ServerProcess};
-use crate::config::RouterSettings;
+use crate::config::{LiveSettings, RouterSettings};
 use crate::membership::Servers;
 use crate::servers::{Health, Server};
 use crate::topology::Topology;
@@ -70,7 +70,7 @@ enum GateError {
 pub struct Gatekeeper {
     epochs: Arc<Epochs>,
     barrier: Arc<CommitBarrier>,
-    settings: Arc<RouterSettings>,
+    settings: LiveSettings,
     credentials: Arc<Credentials>,
     database: Arc<str>,
     servers: Arc<Servers>,
@@ -100,7 +100,7 @@ impl Gatekeeper {
     pub fn new(
         epochs: Arc<Epochs>,
         barrier: Arc<CommitBarrier>,
-        settings: Arc<RouterSettings>,
+        settings: LiveSettings,
         servers: Arc<Servers>,
         database: &str,
         hooks: GateHooks,
@@ -150,9 +150,21 @@ impl Gatekeeper {
         }
     }
 
+    /// A setting as it is now.
+    fn milliseconds(&self, of: impl Fn(&RouterSettings) -> u64) -> Duration {
+        Duration::from_millis(of(&self.settings.borrow()))
+    }
+
+    /// Does nothing for so long, or until the settings change.
+    async fn rest(&mut self, pause: Duration) {
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            Ok(()) = self.settings.changed() => {}
+        }
+    }
+
     /// Runs until the task is aborted.
     pub async fn run(mut self) {
-        let interval = Duration::from_millis(self.settings.epoch_interval_ms);
         for member in self.members.servers_mut() {
             member.advance().await;
         }
@@ -162,10 +174,15 @@ impl Gatekeeper {
             }
         };
         let _ = tokio::time::timeout(FIRST_JOIN_TIMEOUT, first).await;
-        let pause = Duration::from_millis(self.settings.gate_interval_min_ms);
         let mut blocked_pause = Duration::ZERO;
         loop {
-            let asked = tokio::time::timeout(interval, self.epochs.wanted.notified()).await.is_ok();
+            self.settings.mark_unchanged();
+            let interval = self.milliseconds(|settings| settings.epoch_interval_ms);
+            let pause = self.milliseconds(|settings| settings.gate_interval_min_ms);
+            let asked = tokio::select! {
+                asked = tokio::time::timeout(interval, self.epochs.wanted.notified()) => asked.is_ok(),
+                Ok(()) = self.settings.changed() => continue,
+            };
             self.follow_servers();
             self.take_out_lost();
             let is_barred = self.epochs.has_ddl_barrier() || self.epochs.is_to_be_released();
@@ -177,7 +194,7 @@ impl Gatekeeper {
                 self.release().await;
                 // A reader that has asked for a gate asks again, or finds the barrier: what it asked for was not done.
                 self.epochs.note_attempt(blocked_pause > Duration::ZERO);
-                tokio::time::sleep(Duration::from_millis(self.settings.gate_interval_min_ms)).await;
+                self.rest(pause).await;
                 continue;
             }
             if !is_due {
@@ -202,7 +219,7 @@ impl Gatekeeper {
             self.epochs.note_attempt(blocked_pause > Duration::ZERO);
             // Who can go elsewhere shall not hurry it.
             self.epochs.wait_times.note_next_gate(now + rest.max(self.pace.pause(now)));
-            tokio::time::sleep(rest.max(self.pace.pause_when_asked(now))).await;
+            self.rest(rest.max(self.pace.pause_when_asked(now))).await;
         }
     }
 
@@ -221,7 +238,7 @@ impl Gatekeeper {
 
     /// Whether it has held the vacuum horizon back for long enough.
     fn is_old(&self, epoch: &Epoch) -> bool {
-        let age_max = Duration::from_millis(self.settings.epoch_age_max_ms);
+        let age_max = self.milliseconds(|settings| settings.epoch_age_max_ms);
         let lacks_commits = self.barrier.commits_begun() > epoch.commits;
         epoch.closed_at.elapsed() > if lacks_commits { age_max } else { age_max * UNCHANGED_AGE_FACTOR }
     }
@@ -281,7 +298,7 @@ impl Gatekeeper {
         if !self.members.leader.is_in() {
             return Err(GateError::NoLeader);
         }
-        let timeout = Duration::from_millis(self.settings.gate_timeout_ms);
+        let timeout = self.milliseconds(|settings| settings.gate_timeout_ms);
         let (barrier, epochs) = (self.barrier.clone(), self.epochs.clone());
         let holding = epochs.statistics.holding();
         let (begun_at, held_before) = (Instant::now(), barrier.commits_held());
@@ -365,6 +382,7 @@ impl Gatekeeper {
 
     /// The snapshots of all servers that make it in time. The barrier is closed.
     async fn open_everywhere(&mut self, commits: u64) -> Result<Vec<EpochSnapshot>, GateError> {
+        let timeout = self.milliseconds(|settings| settings.follower_timeout_ms);
         let Topology { leader, followers, .. } = &mut self.members;
         let marker = self.marker.as_mut().ok_or(GateError::NoLeader)?;
         (self.hooks.on_canary)();
@@ -392,7 +410,6 @@ impl Gatekeeper {
         }
         // Known before the followers are asked: one that joins meanwhile must not be content with an older one.
         self.newest_marker.send_replace(Some(Marker { position: position.clone(), made_at: Instant::now() }));
-        let timeout = Duration::from_millis(self.settings.follower_timeout_ms);
         let position = &position;
         let opened = join_all(followers.iter_mut().filter(|member| member.is_in()).map(|member| async move {
             match tokio::time::timeout(timeout, member.open_snapshot(Some(position))).await {
@@ -417,14 +434,11 @@ fn new_member(
     server: &Arc<Server>,
     database: &Arc<str>,
     servers: &Servers,
-    settings: &RouterSettings,
+    settings: &LiveSettings,
     newest_marker: &watch::Sender<Option<Marker>>,
 ) -> Member {
-    let catch_up = CatchUp {
-        leader: servers.leader().clone(),
-        newest: newest_marker.subscribe(),
-        behind_max: Duration::from_millis(settings.follower_timeout_ms) / 2,
-    };
+    let catch_up =
+        CatchUp { leader: servers.leader().clone(), newest: newest_marker.subscribe(), settings: settings.clone() };
     Member::new(server.clone(), database.clone(), catch_up)
 }
 

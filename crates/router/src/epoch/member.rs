@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::backend::{Backend, BackendError, Credentials, Purpose};
+use crate::config::LiveSettings;
 use crate::servers::{Role, Server};
 use crate::timeline::{SystemTimeline, Unfit};
 
@@ -71,8 +72,8 @@ pub(super) struct CatchUp {
     pub(super) leader: Arc<Server>,
     /// The newest gate.
     pub(super) newest: watch::Receiver<Option<Marker>>,
-    /// A gate that was made this long ago is as good as the newest.
-    pub(super) behind_max: Duration,
+    /// A gate that was made half of `follower_timeout_ms` ago is as good as the newest.
+    pub(super) settings: LiveSettings,
 }
 
 /// One server in the epochs of one database.
@@ -312,7 +313,8 @@ async fn wait_until_near(standby: &mut Backend, mut catch_up: CatchUp) -> Result
         let Some(marker) = catch_up.newest.borrow_and_update().clone() else { return Ok(()) };
         wait_for_replay(standby, &replayed_marker(&marker.position)).await?;
         let is_newest = !catch_up.newest.has_changed().unwrap_or(false);
-        if is_newest || marker.made_at.elapsed() <= catch_up.behind_max {
+        let behind_max = Duration::from_millis(catch_up.settings.borrow().follower_timeout_ms) / 2;
+        if is_newest || marker.made_at.elapsed() <= behind_max {
             return Ok(());
         }
     }
@@ -355,7 +357,8 @@ mod tests {
         let configuration = ServerConfiguration::unconnected("follower");
         let server = Server::new(1, Role::Follower, &configuration).unwrap();
         let newest = watch::Sender::new(None).subscribe();
-        let catch_up = CatchUp { leader: server.clone(), newest, behind_max: Duration::ZERO };
+        let settings = watch::Sender::new(Arc::default()).subscribe();
+        let catch_up = CatchUp { leader: server.clone(), newest, settings };
         Member::new(server, "database".into(), catch_up)
     }
 

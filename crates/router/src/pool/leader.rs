@@ -10,11 +10,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tokio::sync::OwnedSemaphorePermit;
-
-use super::queue::Queue;
+use super::queue::{Queue, Slot};
 use super::{IDLE_MAX, PoolError};
 use crate::backend::{Backend, Credentials, Purpose};
+use crate::config::LiveSettings;
 use crate::servers::Server;
 use crate::settings::Settings;
 
@@ -32,7 +31,6 @@ pub struct LeaderPool {
     /// By role.
     free: Mutex<HashMap<u32, Vec<Backend>>>,
     pub(super) queue: Queue,
-    limit: usize,
 }
 
 /// What a session gets when it is its turn.
@@ -41,20 +39,14 @@ enum Found {
     /// Another session's: everything must be taken off it.
     Stolen(Box<Backend>),
     /// A new one may be made.
-    Slot(OwnedSemaphorePermit),
+    Slot(Slot),
 }
 
 impl LeaderPool {
-    /// A pool of `database` with `limit` back ends at the most.
-    pub fn new(server: Arc<Server>, database: Arc<str>, limit: usize) -> LeaderPool {
-        LeaderPool {
-            server,
-            database,
-            parked: Mutex::default(),
-            free: Mutex::default(),
-            queue: Queue::new(limit),
-            limit,
-        }
+    /// A pool of `database` with `leader_backends_max` back ends at the most.
+    pub fn new(server: Arc<Server>, database: Arc<str>, settings: LiveSettings) -> LeaderPool {
+        let queue = Queue::new(settings, |settings| settings.leader_backends_max);
+        LeaderPool { server, database, parked: Mutex::default(), free: Mutex::default(), queue }
     }
 
     fn parked(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Backend>> {
@@ -77,13 +69,15 @@ impl LeaderPool {
                         return Ok(backend);
                     }
                 }
-                Some(Found::Slot(permit)) => {
+                Some(Found::Slot(slot)) => {
                     let mut backend =
                         Backend::connect(&self.server, &self.database, credentials, Purpose::Session).await?;
-                    backend.permit = Some(permit);
+                    backend.slot = Some(slot);
                     return Ok(backend);
                 }
-                None => return Err(PoolError::Exhausted { server: self.server.name.clone(), limit: self.limit }),
+                None => {
+                    return Err(PoolError::Exhausted { server: self.server.name.clone(), limit: self.queue.limit() });
+                }
             }
         }
     }
@@ -155,8 +149,17 @@ impl LeaderPool {
         self.free().values_mut().find_map(Vec::pop).is_some()
     }
 
-    /// Keeps `backend` for the next transaction of `session`.
+    fn close_one_parked(&self) -> bool {
+        let mut parked = self.parked();
+        let oldest = parked.iter().min_by_key(|(_, backend)| backend.idle_since).map(|(session, _)| *session);
+        oldest.and_then(|session| parked.remove(&session)).is_some()
+    }
+
+    /// Keeps `backend` for the next transaction of `session`, unless there are too many.
     pub fn park(&self, session: u64, mut backend: Backend) {
+        if self.queue.is_over_limit() {
+            return;
+        }
         backend.idle_since = Instant::now();
         self.parked().insert(session, backend);
         self.queue.offer();
@@ -168,7 +171,9 @@ impl LeaderPool {
         if let (Some(backend), Ok(runtime)) = (parked, tokio::runtime::Handle::try_current()) {
             let pool = self.clone();
             runtime.spawn(async move {
-                if let Some(mut backend) = clean(backend).await {
+                if let Some(mut backend) = clean(backend).await
+                    && !pool.queue.is_over_limit()
+                {
                     backend.idle_since = Instant::now();
                     pool.free().entry(backend.role).or_default().push(backend);
                     pool.queue.offer();
@@ -177,8 +182,9 @@ impl LeaderPool {
         }
     }
 
-    /// Closes what nobody used for long.
+    /// Closes what nobody used for long, and what there may not be any more.
     pub fn sweep(&self) {
+        while self.queue.is_over_limit() && (self.close_one_free() || self.close_one_parked()) {}
         self.parked().retain(|_, backend| backend.idle_since.elapsed() < IDLE_MAX);
         self.free().retain(|_, backends| {
             backends.retain(|backend| backend.idle_since.elapsed() < IDLE_MAX);

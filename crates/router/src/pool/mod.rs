@@ -11,6 +11,7 @@ mod tests;
 
 pub use catalog::CatalogBackend;
 pub use leader::LeaderPool;
+pub use queue::Slot;
 pub use reader::ReaderPool;
 pub use readers::ReaderPools;
 

@@ -4,11 +4,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tokio::sync::OwnedSemaphorePermit;
-
-use super::queue::Queue;
+use super::queue::{Queue, Slot};
 use super::{IDLE_MAX, PoolError};
 use crate::backend::{Backend, Credentials, Purpose};
+use crate::config::LiveSettings;
 use crate::servers::Server;
 use crate::settings::Settings;
 
@@ -23,20 +22,20 @@ pub struct ReaderPool {
     database: Arc<str>,
     idle: Mutex<HashMap<u32, Vec<Backend>>>,
     pub(super) queue: Queue,
-    limit: usize,
 }
 
 /// What a reader gets when it is its turn.
 enum Found {
     Idle(Box<Backend>),
     /// A new one may be made.
-    Slot(OwnedSemaphorePermit),
+    Slot(Slot),
 }
 
 impl ReaderPool {
-    /// A pool of `database` on `server` with `limit` back ends at the most.
-    pub fn new(server: Arc<Server>, database: Arc<str>, limit: usize) -> ReaderPool {
-        ReaderPool { server, database, idle: Mutex::default(), queue: Queue::new(limit), limit }
+    /// A pool of `database` on `server` with `reader_backends_max` back ends at the most.
+    pub fn new(server: Arc<Server>, database: Arc<str>, settings: LiveSettings) -> ReaderPool {
+        let queue = Queue::new(settings, |settings| settings.reader_backends_max);
+        ReaderPool { server, database, idle: Mutex::default(), queue }
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Vec<Backend>>> {
@@ -64,12 +63,12 @@ impl ReaderPool {
         let deadline = Instant::now() + timeout;
         match self.queue.wait(deadline, || self.look(credentials.role, settings)).await {
             Some(Found::Idle(backend)) => Ok(*backend),
-            Some(Found::Slot(permit)) => {
+            Some(Found::Slot(slot)) => {
                 let mut backend = Backend::connect(&self.server, &self.database, credentials, Purpose::Reader).await?;
-                backend.permit = Some(permit);
+                backend.slot = Some(slot);
                 Ok(backend)
             }
-            None => Err(PoolError::Exhausted { server: self.server.name.clone(), limit: self.limit }),
+            None => Err(PoolError::Exhausted { server: self.server.name.clone(), limit: self.queue.limit() }),
         }
     }
 
@@ -82,35 +81,43 @@ impl ReaderPool {
             }
         }
         let slot = self.queue.slot().or_else(|| {
-            self.close_one_of_others(role);
+            self.close_oldest(|other| other != role);
             self.queue.slot()
         });
         slot.map(Found::Slot)
     }
 
-    /// Closes the back end of another role that was idle longest, so that this one gets its slot.
-    fn close_one_of_others(&self, role: u32) {
+    /// Closes the back end that was idle longest of those whose role `may_go`; false where there is none.
+    fn close_oldest(&self, may_go: impl Fn(u32) -> bool) -> bool {
         let mut idle = self.idle();
-        let others = idle.iter_mut().filter(|(other, _)| **other != role).map(|(_, backends)| backends);
+        let others = idle.iter_mut().filter(|(role, _)| may_go(**role)).map(|(_, backends)| backends);
         let oldest = others.filter_map(|backends| {
             let (index, backend) = backends.iter().enumerate().min_by_key(|(_, backend)| backend.idle_since)?;
             let since = backend.idle_since;
             Some((since, index, backends))
         });
-        if let Some((_, index, backends)) = oldest.min_by_key(|(since, ..)| *since) {
-            backends.swap_remove(index);
-        }
+        let closed = oldest.min_by_key(|(since, ..)| *since).map(|(_, index, backends)| backends.swap_remove(index));
+        closed.is_some()
     }
 
-    /// Takes a back end back.
+    /// Takes a back end back, unless there are too many.
     pub fn give_back(&self, mut backend: Backend) {
         backend.idle_since = Instant::now();
+        self.put(backend);
+    }
+
+    fn put(&self, backend: Backend) {
+        if self.queue.is_over_limit() {
+            return;
+        }
         self.idle().entry(backend.role).or_default().push(backend);
         self.queue.offer();
     }
 
-    /// Ends transactions that idle back ends hold in other epochs than `current`, and closes what was idle too long.
+    /// Ends transactions that idle back ends hold in other epochs than `current`, and closes what was idle too long and
+    /// what there may not be any more.
     pub async fn sweep(&self, current: Option<u64>) {
+        while self.queue.is_over_limit() && self.close_oldest(|_| true) {}
         let mut stale = Vec::new();
         {
             let mut idle = self.idle();
@@ -128,11 +135,7 @@ impl ReaderPool {
         for mut backend in stale {
             backend.epoch = None;
             if backend.rows("ROLLBACK").await.is_ok() {
-                let (since, role) = (backend.idle_since, backend.role);
-                self.give_back(backend);
-                if let Some(backend) = self.idle().get_mut(&role).and_then(|backends| backends.last_mut()) {
-                    backend.idle_since = since;
-                }
+                self.put(backend);
             }
         }
     }

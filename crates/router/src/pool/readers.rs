@@ -4,6 +4,7 @@ use std::sync::{Arc, RwLock};
 
 use super::ReaderPool;
 use crate::backend::Backend;
+use crate::config::LiveSettings;
 use crate::membership::Servers;
 use crate::servers::Server;
 
@@ -12,7 +13,7 @@ use crate::servers::Server;
 pub struct ReaderPools {
     servers: Arc<Servers>,
     database: Arc<str>,
-    limit: usize,
+    settings: LiveSettings,
     known: RwLock<Known>,
 }
 
@@ -24,12 +25,13 @@ struct Known {
 }
 
 impl ReaderPools {
-    /// Pools of `database`, each with `limit` back ends at the most.
-    pub fn new(servers: Arc<Servers>, database: Arc<str>, limit: usize) -> ReaderPools {
+    /// Pools of `database`, each with `reader_backends_max` back ends at the most.
+    pub fn new(servers: Arc<Servers>, database: Arc<str>, settings: LiveSettings) -> ReaderPools {
         let version = servers.version();
-        let of_server = |server: &Arc<Server>| Arc::new(ReaderPool::new(server.clone(), database.clone(), limit));
+        let of_server =
+            |server: &Arc<Server>| Arc::new(ReaderPool::new(server.clone(), database.clone(), settings.clone()));
         let pools = servers.current().servers().map(of_server).collect();
-        ReaderPools { known: RwLock::new(Known { version, pools }), servers, database, limit }
+        ReaderPools { known: RwLock::new(Known { version, pools }), servers, database, settings }
     }
 
     /// The pools of now.
@@ -73,7 +75,9 @@ impl ReaderPools {
         let version = self.servers.version();
         let pool_of = |server: &Arc<Server>| {
             let kept = known.pools.iter().find(|pool| pool.server.number == server.number).cloned();
-            kept.unwrap_or_else(|| Arc::new(ReaderPool::new(server.clone(), self.database.clone(), self.limit)))
+            kept.unwrap_or_else(|| {
+                Arc::new(ReaderPool::new(server.clone(), self.database.clone(), self.settings.clone()))
+            })
         };
         let pools: Arc<[Arc<ReaderPool>]> = self.servers.current().servers().map(pool_of).collect();
         *known = Known { version, pools: pools.clone() };
@@ -94,7 +98,11 @@ mod tests {
         let leader = ServerConfiguration::unconnected("leader");
         let router = RouterConfiguration { router: RouterSettings::default(), leader, followers };
         let servers = Arc::new(Servers::of(&router).unwrap());
-        let pools = ReaderPools::new(servers.clone(), "database".into(), 3);
+        let pools = ReaderPools::new(
+            servers.clone(),
+            "database".into(),
+            tokio::sync::watch::Sender::new(Arc::default()).subscribe(),
+        );
         let before = pools.all();
         assert!(Arc::ptr_eq(&before, &pools.all()), "nothing has changed");
         let removed = servers.remove("one").unwrap();

@@ -3,8 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
+use tokio::sync::watch;
+
 use super::*;
 use crate::backend::{Backend, Credentials};
+use crate::config::RouterSettings;
 use crate::epoch::model_server::ModelServers;
 use crate::servers::{Role, Server};
 use crate::settings::Settings;
@@ -32,12 +35,19 @@ fn credentials(models: &ModelServers, role: u32) -> Credentials {
     credentials
 }
 
+/// Settings that bound each pool by `limit`.
+fn bounded_by(limit: usize) -> Arc<RouterSettings> {
+    Arc::new(RouterSettings { leader_backends_max: limit, reader_backends_max: limit, ..RouterSettings::default() })
+}
+
 fn leader_pool(server: &Arc<Server>, limit: usize) -> Arc<LeaderPool> {
-    Arc::new(LeaderPool::new(server.clone(), "database".into(), limit))
+    let settings = watch::Sender::new(bounded_by(limit)).subscribe();
+    Arc::new(LeaderPool::new(server.clone(), "database".into(), settings))
 }
 
 fn reader_pool(server: &Arc<Server>, limit: usize) -> ReaderPool {
-    ReaderPool::new(server.clone(), "database".into(), limit)
+    let settings = watch::Sender::new(bounded_by(limit)).subscribe();
+    ReaderPool::new(server.clone(), "database".into(), settings)
 }
 
 async fn read(pool: &ReaderPool, credentials: &Credentials) -> Backend {
@@ -129,6 +139,57 @@ async fn a_pool_keeps_its_bound() {
     let (next, ()) = tokio::join!(read(&pool, &alice), giving);
     assert_eq!(next.process_id, process);
     assert_eq!(server.connections.load(SeqCst), 1);
+}
+
+/// Another bound holds at once: who waits gets the place that is new, and what is too much is closed as it comes back,
+/// or by the sweep where nobody has it.
+///
+/// Spec: A2
+#[tokio::test]
+async fn a_pool_follows_its_bound() {
+    let (models, server) = leader().await;
+    let alice = credentials(&models, ALICE);
+    let connections = || server.connections.load(SeqCst);
+    let settings = watch::Sender::new(bounded_by(1));
+    let pool = Arc::new(LeaderPool::new(server.clone(), "database".into(), settings.subscribe()));
+    let one = pool.take(1, &alice, LONG).await.unwrap();
+    let raise = async {
+        until_waiting(&pool.queue, 1).await;
+        settings.send_replace(bounded_by(4));
+    };
+    let (two, ()) = tokio::join!(pool.take(2, &alice, LONG), raise);
+    let (three, four) = (pool.take(3, &alice, LONG).await.unwrap(), pool.take(4, &alice, LONG).await.unwrap());
+    pool.park(3, three);
+    pool.park(4, four);
+    settings.send_replace(bounded_by(2));
+    assert!(matches!(pool.take(5, &alice, LONG).await, Ok(stolen) if stolen.idle_since.elapsed() < LONG));
+    assert_eq!((pool.idle_count(), connections()), (1, 3), "that was closed, and one is parked");
+    pool.sweep();
+    assert_eq!((pool.idle_count(), connections()), (0, 2));
+    pool.park(1, one);
+    assert_eq!(pool.idle_count(), 1, "there may be two");
+    settings.send_replace(bounded_by(1));
+    pool.park(2, two.unwrap());
+    assert_eq!((pool.idle_count(), connections()), (1, 1));
+    drop(pool);
+
+    let pool = ReaderPool::new(server.clone(), "database".into(), settings.subscribe());
+    let one = read(&pool, &alice).await;
+    let raise = async {
+        until_waiting(&pool.queue, 1).await;
+        settings.send_replace(bounded_by(3));
+    };
+    let (two, ()) = tokio::join!(read(&pool, &alice), raise);
+    let three = read(&pool, &alice).await;
+    pool.give_back(two);
+    settings.send_replace(bounded_by(2));
+    pool.give_back(three);
+    assert_eq!((pool.idle_count(), connections()), (1, 2));
+    settings.send_replace(bounded_by(1));
+    pool.sweep(None).await;
+    assert_eq!((pool.idle_count(), connections()), (0, 1));
+    drop(one);
+    assert_eq!(connections(), 0);
 }
 
 /// Readers of another role get no back end that is not theirs; an idle one gives way.

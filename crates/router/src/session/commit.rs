@@ -153,8 +153,7 @@ impl Session {
             drop(leader);
             return Ok(Committed::Error(too_many_transactions()));
         }
-        let tripwire =
-            database.epochs.needs_tripwire(leader.snapshot.commits) && !database.settings.unsafe_without_tripwire;
+        let tripwire = database.epochs.needs_tripwire(leader.snapshot.commits) && !database.unsafe_without_tripwire;
         let sql = if tripwire { "INSERT INTO onecopy_router.tripwire VALUES (0); COMMIT" } else { "COMMIT" };
         let mut relayed = self.own_statement(&mut leader.backend, sql, true).await?;
         if let Ok(relayed) = &mut relayed {

@@ -80,7 +80,7 @@ impl Session {
 
     /// An epoch that meets `demand`, or the reason why there is none.
     async fn take_epoch(&self, demand: Demand) -> Result<Arc<Epoch>, NotAtEpoch> {
-        if self.database.settings.unsafe_without_epochs {
+        if self.database.unsafe_without_epochs {
             return Ok(Arc::new(Epoch::unsafe_fake(&self.database.servers.current())));
         }
         let leader_is_gone = || matches!(self.database.servers.leader().health(), Health::Down | Health::Unresponsive);
@@ -140,7 +140,7 @@ impl Session {
     fn leader_is_better(&self, demand: Demand) -> bool {
         if self.server_choice.is_some()
             || self.is_in_doubt()
-            || self.database.settings.unsafe_without_epochs
+            || self.database.unsafe_without_epochs
             || self.database.epochs.is_ready(demand, &self.database.commit_barrier)
         {
             return false;
@@ -199,7 +199,7 @@ impl Session {
         let (Some(_in_flight), Some(pool)) = (InFlight::on(server), self.database.readers.of(server)) else {
             return Ok(again());
         };
-        let wait = Duration::from_millis(self.database.settings.backend_wait_ms);
+        let wait = self.database.backend_wait();
         let Ok(mut backend) = pool.take(&self.credentials, &self.settings, wait).await else {
             return Ok(again());
         };

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use super::batch_traits::BatchTraits;
 use super::ddl::closed_by_ddl;
@@ -30,7 +29,7 @@ impl Session {
         traits: &BatchTraits,
     ) -> Result<Option<Result<(), Reported>>, SessionEnd> {
         let demand = self.demand();
-        let wait = Duration::from_millis(self.database.settings.backend_wait_ms);
+        let wait = self.database.backend_wait();
         let mut avoid = Vec::new();
         for _ in 0..OPEN_TRIES_MAX {
             let change_counter = self.database.epochs.change_counter();

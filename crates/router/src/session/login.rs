@@ -76,7 +76,7 @@ pub async fn serve(router: Arc<RouterState>, socket: Socket) {
         Ok(LogIn::Session(session)) => {
             let number = session.inside.number;
             let mut session = session.into_session(client, presence.clone());
-            session.client.message_bytes_max = session.database.settings.message_bytes_max;
+            session.client.message_bytes_max = settings.message_bytes_max;
             session.client.in_parts = FROM_CLIENT_IN_PARTS;
             let running = session.cancel.clone();
             match presence.while_there(&running, session.run()).await {
@@ -383,7 +383,7 @@ async fn open_session(
     };
     let mut logged_in = LoggedIn {
         router: router.clone(),
-        freshness: database.settings.freshness,
+        freshness: router.settings().freshness,
         inside,
         database,
         user: startup.user,

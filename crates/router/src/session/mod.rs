@@ -410,7 +410,7 @@ impl Session {
         if self.has_state_there && self.pinned.is_some() {
             return Err(PoolError::StateLost);
         }
-        let wait = Duration::from_millis(self.database.settings.backend_wait_ms);
+        let wait = self.database.backend_wait();
         let mut backend = self.database.leader.take(self.number, &self.credentials, wait).await?;
         let session = process_id(self.number);
         if std::mem::replace(&mut backend.session, session) != session {

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::batch_traits::BatchTraits;
 use super::epoch_read::InFlight;
@@ -319,7 +318,7 @@ impl Session {
                 Err(_) => {}
             }
         }
-        let wait = Duration::from_millis(self.database.settings.backend_wait_ms);
+        let wait = self.database.backend_wait();
         let mut last = SqlError::error(sqlstate::CANNOT_CONNECT_NOW, "no server is there");
         for pool in self.database.readers.all().iter().rev().filter(|pool| pool.server.has_caught_up()) {
             let Some(in_flight) = InFlight::on(&pool.server) else { continue };

@@ -257,7 +257,7 @@ impl Session {
         }
         let end = backend.in_transaction.then(|| "ROLLBACK".to_owned());
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY".to_owned();
-        let snapshot = match (epoch.snapshot_on(&backend.server), self.database.settings.unsafe_without_epochs) {
+        let snapshot = match (epoch.snapshot_on(&backend.server), self.database.unsafe_without_epochs) {
             (Some(snapshot), false) => Some(format!("SET TRANSACTION SNAPSHOT '{snapshot}'")),
             _ => None,
         };

@@ -56,6 +56,24 @@ async fn a_reader_that_asks_while_snapshots_are_let_go_gets_its_epoch() {
     running.abort();
 }
 
+/// A pause that was set far too long ends when it is set anew.
+///
+/// Spec: L3
+#[tokio::test]
+async fn a_pause_between_gates_that_is_changed_holds_at_once() {
+    let Harness { models: _models, gatekeeper, barrier, epochs, settings, .. } =
+        harness(1, |settings| settings.gate_interval_min_ms = 10 * LONG_MS).await;
+    let running = tokio::spawn(gatekeeper.run());
+    let take = |commits| epochs.take(Demand::Commits(commits), &barrier, Duration::from_millis(LONG_MS));
+    assert_eq!(take(0).await.map(|epoch| epoch.id), Ok(1));
+    let mut reader = std::pin::pin!(take(commit(&barrier).await));
+    let waits = std::future::poll_fn(|context| Poll::Ready(reader.as_mut().poll(context).is_pending()));
+    assert!(waits.await, "there is no such epoch yet");
+    settings.send_modify(|settings| Arc::make_mut(settings).gate_interval_min_ms = 10);
+    assert_eq!(reader.await.map(|epoch| epoch.id), Ok(2));
+    running.abort();
+}
+
 /// A gate is worth its price when there are readers, or one asks, and something is newer than the epoch; never for
 /// commits that nobody reads, nor for readers when nothing has changed.
 #[tokio::test]

@@ -34,6 +34,7 @@ pub(super) struct Harness {
     pub(super) epochs: Arc<Epochs>,
     pub(super) blocked: Arc<Mutex<BlockingCommits>>,
     pub(super) canaries: Arc<AtomicU64>,
+    pub(super) settings: watch::Sender<Arc<RouterSettings>>,
 }
 
 /// A gatekeeper whose servers are all in, and who has said nothing else yet.
@@ -66,9 +67,10 @@ pub(super) fn with(models: ModelServers, followers: usize, change: impl FnOnce(&
             counted.fetch_add(1, SeqCst);
         }),
     };
+    let settings = watch::Sender::new(Arc::new(settings));
     let gatekeeper =
-        Gatekeeper::new(epochs.clone(), barrier.clone(), Arc::new(settings), servers.clone(), "database", hooks);
-    Harness { models, gatekeeper, servers, barrier, epochs, blocked, canaries }
+        Gatekeeper::new(epochs.clone(), barrier.clone(), settings.subscribe(), servers.clone(), "database", hooks);
+    Harness { models, gatekeeper, servers, barrier, epochs, blocked, canaries, settings }
 }
 
 /// Waits until every member is in.
