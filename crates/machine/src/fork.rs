@@ -13,6 +13,8 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use onecopy_checkpoint::CheckpointError;
+use onecopy_checkpoint::image::{Checkpoint, Image};
 use onecopy_disk::{BaseSpecification, Disk};
 use onecopy_postgres::ServiceUser;
 use serde::{Deserialize, Serialize};
@@ -29,6 +31,10 @@ const DEPTH_LOOKED: usize = 1000;
 pub(crate) struct StartPoint {
     /// The checkpoint's number.
     pub number: u64,
+    /// When it was taken, milliseconds since 1970: a number is given again where the newest one was forgotten. None: an
+    /// earlier version has written it down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken_unix_ms: Option<u64>,
     /// The directory of the machine that it is of; none: its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<PathBuf>,
@@ -129,6 +135,24 @@ impl MachineHome {
         Ok(dependents)
     }
 
+    /// A fork that has not begun, and is to begin at one of these checkpoints of this machine.
+    pub(super) fn fork_to_begin_at(&self, image: &Image, numbers: &[u64]) -> Result<Option<MachineName>, MachineError> {
+        let own = resolve(self.root())?;
+        let is_ours = |start_point: &StartPoint| {
+            let parent = start_point.parent.as_deref();
+            parent.is_some_and(|parent| fs::canonicalize(parent).is_ok_and(|parent| parent == own))
+        };
+        let goes = |start_point: &StartPoint| {
+            start_point.find(image).is_some_and(|checkpoint| numbers.contains(&checkpoint.number))
+        };
+        let names = MachineHome::names(self.machines())?;
+        Ok(names.into_iter().find(|name| {
+            let home = MachineHome::of(self.machines(), name);
+            let start_point = StartPoint::of(&home).ok().flatten().filter(|_| home.is_made());
+            start_point.is_some_and(|start_point| is_ours(&start_point) && goes(&start_point))
+        }))
+    }
+
     /// Its disks that others lie over, where it is to be removed.
     pub(super) fn layers(&self) -> Result<Vec<PathBuf>, MachineError> {
         let needed = Needed::look(self.machines(), Some(self.name()), Some(self.name()))?.disks;
@@ -216,7 +240,7 @@ impl MachineHome {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(MachineError::file("read", parent.password_file())(error)),
             }
-            StartPoint { number, parent: Some(parent.root().to_owned()), shares }.write(self)?;
+            StartPoint::of_fork(parent, number, shares)?.write(self)?;
             if is_isolated {
                 write_own_file(&self.isolated_file(), b"", 0o600)?;
             }
@@ -227,6 +251,25 @@ impl MachineHome {
 }
 
 impl StartPoint {
+    /// A checkpoint of `home`, for itself.
+    pub(crate) fn own(home: &MachineHome, number: u64) -> Result<StartPoint, MachineError> {
+        let image = Image::open(&home.checkpoints()).map_err(home.memory_failed())?;
+        let known = image.checkpoints().into_iter().find(|known| known.number == number);
+        let known = known.ok_or_else(|| home.memory_failed()(CheckpointError::UnknownCheckpoint { number }))?;
+        Ok(StartPoint { number, taken_unix_ms: Some(known.taken_unix_ms), parent: None, shares: false })
+    }
+
+    /// A checkpoint of `parent`, for a fork of it.
+    pub(crate) fn of_fork(parent: &MachineHome, number: u64, shares: bool) -> Result<StartPoint, MachineError> {
+        Ok(StartPoint { parent: Some(parent.root().to_owned()), shares, ..StartPoint::own(parent, number)? })
+    }
+
+    /// The checkpoint that it is, of those that its machine has now.
+    pub(crate) fn find(&self, image: &Image) -> Option<Checkpoint> {
+        let is_then = |known: &Checkpoint| self.taken_unix_ms.is_none_or(|taken| taken == known.taken_unix_ms);
+        image.checkpoints().into_iter().find(|known| known.number == self.number && is_then(known))
+    }
+
     /// That of a machine, if it has one.
     pub(crate) fn of(home: &MachineHome) -> Result<Option<StartPoint>, MachineError> {
         let path = home.restore_file();
@@ -262,7 +305,8 @@ mod tests {
             fs::create_dir(home.root()).unwrap();
         }
         assert_eq!(parent.dependents().unwrap(), []);
-        StartPoint { number: 1, parent: Some(parent.root().to_owned()), shares: true }.write(&fork).unwrap();
+        let parents = Some(parent.root().to_owned());
+        StartPoint { number: 1, taken_unix_ms: None, parent: parents, shares: true }.write(&fork).unwrap();
         assert_eq!(parent.dependents().unwrap(), [], "its making was broken off, and nobody can delete it");
         MachineConfiguration::new(fork.image()).write(&fork.configuration_file()).unwrap();
         let names: Vec<String> = parent.dependents().unwrap().iter().map(|other| other.machine.to_string()).collect();

@@ -373,7 +373,11 @@ impl Machine {
         let Some(lock) = self.take_keeper_lock().await? else { return Ok(()) };
         // The start point of a command that was killed before anybody took it is none of this start; but a fork that
         // has never begun has nothing else to begin with: what disks there are, are of others before it.
-        let begins_as_fork = matches!(StartPoint::of(&self.home), Ok(Some(StartPoint { parent: Some(_), .. })));
+        let has_own_disk = self.home.disk().exists() && !self.home.layers_file().exists();
+        let begins_as_fork = match StartPoint::of(&self.home) {
+            Err(_) if has_own_disk => false,
+            start_point => matches!(start_point?, Some(StartPoint { parent: Some(_), .. })),
+        };
         if self.home.disk().exists() && !begins_as_fork {
             let start_point = self.home.restore_file();
             absent_is_fine(fs::remove_file(&start_point)).map_err(MachineError::file("remove", &start_point))?;

@@ -232,9 +232,9 @@ pub(super) fn make(directory: &Path, hardware: &Hardware, size_bytes: u64, prefi
 }
 
 /// Forgets all checkpoints but the newest `keep`, of which there is one at least, several at a time: the oldest that
-/// stays is written anew, whole. Then the snapshots of its disk that no checkpoint names: of those that are forgotten,
-/// and of takes that came to nothing. Those stay that a fork's disk lies over, and snapshots of earlier disks: a later
-/// disk may lie over them.
+/// stays is written anew, whole. None goes as long as a fork has yet to begin at one that would. Then the snapshots of
+/// its disk that no checkpoint names: of those that are forgotten, and of takes that came to nothing. Those stay that a
+/// fork's disk lies over, and snapshots of earlier disks: a later disk may lie over them.
 fn forget(home: &MachineHome, keep: Option<u64>) -> Result<(), Cause> {
     let Some(_alone) = home.keep_from_forks()? else {
         return Err("a fork of it is being made".into());
@@ -245,8 +245,14 @@ fn forget(home: &MachineHome, keep: Option<u64>) -> Result<(), Cause> {
     if let Some(keep) = keep {
         let keep = usize::try_from(keep)?.max(1);
         let oldest = checkpoints.len().saturating_sub(keep);
+        let goes: Vec<u64> = checkpoints[..oldest].iter().map(|one| one.number).collect();
         if oldest >= keep.div_ceil(2) {
-            image.compact(checkpoints[oldest].number)?;
+            match home.fork_to_begin_at(&image, &goes)? {
+                None => image.compact(checkpoints[oldest].number)?,
+                Some(fork) => {
+                    tracing::warn!("no checkpoint is forgotten: {fork} has yet to begin at one; start it, or delete it")
+                }
+            }
         }
     }
     forget_unnamed(home, &image)
@@ -280,15 +286,16 @@ fn forget_numbers(
     if !home.checkpoints().join("machine").try_exists()? {
         return Ok(());
     }
-    // It is known by the number of its checkpoint only, which may be given again.
-    let unbegun = home.dependents()?.into_iter().find(|over| over.snapshot.is_empty());
-    if let Some(over) = unbegun.filter(|_| !numbers.is_empty()) {
-        let fork = over.machine;
+    let mut image = Image::open_to_write(&home.checkpoints())?;
+    // That of a held server goes with them.
+    let goes: Vec<u64> = numbers.iter().copied().chain(held::noted(home)?).collect();
+    if !numbers.is_empty()
+        && let Some(fork) = home.fork_to_begin_at(&image, &goes)?
+    {
         return Err(
             format!("its fork {fork} has not begun; start it before (onecopy vm start {fork}), or delete it").into()
         );
     }
-    let mut image = Image::open_to_write(&home.checkpoints())?;
     let before = image.checkpoints();
     held::forget(home, &mut image)?;
     // That of a held server may be one of them, and is gone then.
@@ -402,11 +409,11 @@ mod tests {
         assert!(directory.join("checkpoint.1").exists());
     }
 
-    /// A fork knows the number of its checkpoint only, which may be given again.
+    /// Others are, and one that has its number later is not taken for it.
     ///
     /// Spec: D6
     #[test]
-    fn no_checkpoint_is_forgotten_while_a_fork_has_not_begun() {
+    fn no_checkpoint_is_forgotten_at_which_a_fork_has_not_begun() {
         let machines = tempfile::tempdir().unwrap();
         let [home, fork] = ["web", "copy"].map(|name| MachineHome::at(&machines.path().join(name)).unwrap());
         fs::create_dir(home.root()).unwrap();
@@ -416,17 +423,42 @@ mod tests {
             let mut image = Image::open_to_write(&home.checkpoints()).unwrap();
             image.begin(parent).unwrap().commit(1, b"devices", "disk/checkpoint").unwrap();
         }
+        let held = |number: &str| fs::write(home.held_file(), number).unwrap();
         let left = || {
             let image = Image::open(&home.checkpoints()).unwrap();
             image.checkpoints().iter().map(|one| one.number).collect::<Vec<u64>>()
         };
         MachineConfiguration::new(fork.image()).write(&fork.configuration_file()).unwrap();
-        StartPoint { number: 1, parent: Some(home.root().to_owned()), shares: true }.write(&fork).unwrap();
-        let error = forget_at_rest(&home, &[1, 3]).unwrap_err().to_string();
-        assert!(error.contains("onecopy vm start copy"), "{error}");
+        // It asks its disk then, which nobody serves.
+        let keep_one = || forget(&home, Some(1)).unwrap_err();
+        StartPoint::of_fork(&home, 1, true).unwrap().write(&fork).unwrap();
+        keep_one();
         assert_eq!(left(), [1, 2, 3]);
+        let start_point = StartPoint::of_fork(&home, 3, true).unwrap();
+        start_point.write(&fork).unwrap();
+        for (numbers, is_held) in [(&[1, 3][..], ""), (&[1], "3")] {
+            if !is_held.is_empty() {
+                held(is_held);
+            }
+            let error = forget_at_rest(&home, numbers).unwrap_err().to_string();
+            assert!(error.contains("onecopy vm start copy"), "{error}");
+            assert_eq!(left(), [1, 2, 3]);
+        }
+        fs::remove_file(home.held_file()).unwrap();
+        forget_at_rest(&home, &[1]).unwrap();
+        assert_eq!(left(), [2, 3]);
+        StartPoint { number: 3, taken_unix_ms: Some(7), ..start_point.clone() }.write(&fork).unwrap();
+        assert_eq!(home.fork_to_begin_at(&Image::open(&home.checkpoints()).unwrap(), &[3]).unwrap(), None);
+        StartPoint { taken_unix_ms: None, ..start_point.clone() }.write(&fork).unwrap();
+        forget_at_rest(&home, &[3]).unwrap_err();
+        let image = || Image::open_to_write(&home.checkpoints()).unwrap();
+        assert_eq!(start_point.find(&image()).unwrap().number, 3);
         fs::remove_file(fork.restore_file()).unwrap();
-        forget_at_rest(&home, &[1, 3]).unwrap();
-        assert_eq!(left(), [2]);
+        forget_at_rest(&home, &[3]).unwrap();
+        image().begin(None).unwrap().commit(2, b"devices", "disk/checkpoint").unwrap();
+        assert_eq!((left(), start_point.find(&image())), (vec![2, 3], None));
+        StartPoint::of_fork(&home, 4, true).unwrap_err();
+        keep_one();
+        assert_eq!(left(), [3]);
     }
 }

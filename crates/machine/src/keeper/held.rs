@@ -32,20 +32,25 @@ pub(super) fn forget_left(home: &MachineHome) -> Result<(), Cause> {
     forget(home, &mut Image::open_to_write(&home.checkpoints())?)
 }
 
-/// The same, while no fork is being made.
-pub(super) fn forget(home: &MachineHome, image: &mut Image) -> Result<(), Cause> {
+/// What is written down.
+pub(super) fn noted(home: &MachineHome) -> Result<Option<u64>, Cause> {
     let path = home.held_file();
     let text = match fs::read_to_string(&path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         text => text?,
     };
-    let number: u64 = text.trim().parse().map_err(|error| format!("{}: {error}; remove it", path.display()))?;
+    Ok(Some(text.trim().parse().map_err(|error| format!("{}: {error}; remove it", path.display()))?))
+}
+
+/// The same as [`forget_left`], while no fork is being made.
+pub(super) fn forget(home: &MachineHome, image: &mut Image) -> Result<(), Cause> {
+    let Some(number) = noted(home)? else { return Ok(()) };
     // Where it was not taken, there is none of its number.
     if image.next_number() == number + 1 {
         image.remove(&[number])?;
     }
     // After it: broken off here, there is nothing to be forgotten.
-    absent_is_fine(fs::remove_file(&path))?;
+    absent_is_fine(fs::remove_file(home.held_file()))?;
     Ok(synchronize(home)?)
 }
 

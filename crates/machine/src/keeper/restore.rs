@@ -142,16 +142,23 @@ pub(super) fn prepare(
     }
     let hardware = hardware_here(home, user, &machine)?;
     Hardware::read(&directory).and_then(|known| known.check(&hardware)).map_err(failed)?;
-    let view = image.view(start_point.number).map_err(|error| failed(error.to_string()))?;
+    let checkpoint = start_point.find(&image).ok_or_else(|| {
+        let (number, name) = (start_point.number, parent.name());
+        let remedy = match start_point.parent {
+            Some(_) => "delete it, and make another fork",
+            None => "choose another one",
+        };
+        failed(format!("checkpoint {number} of {name}, at which it is to begin, was forgotten: {remedy}"))
+    })?;
+    let view = image.view(checkpoint.number).map_err(|error| failed(error.to_string()))?;
     let prefix = Prefix::parse(image.prefix()).map_err(|error| failed(error.to_string()))?;
     let stream = stream(&prefix, view.devices()).map_err(|error| failed(error.to_string()))?;
     let (disk, snapshot) = view.disk().split_once('/').ok_or_else(|| failed("it names no disk".to_owned()))?;
     let base = BaseSpecification::Disk { directory: parent.root().join(disk), snapshot: snapshot.to_owned() };
     let next = home.next_disk();
     give_up(home, next)?;
-    let checkpoint =
-        image.checkpoints().into_iter().find(|known| start_point.shares && known.number == start_point.number);
-    let frozen = checkpoint.map(|checkpoint| frozen::freeze(&parent, &image, &checkpoint, user)).transpose()?;
+    let shares = start_point.shares;
+    let frozen = shares.then(|| frozen::freeze(&parent, &image, &checkpoint, user)).transpose()?;
     if frozen.is_none() {
         image.check_space(view.present().count() as u64).map_err(|error| failed(error.to_string()))?;
         let shadow = home.memory_shadow();
@@ -282,9 +289,10 @@ mod tests {
     fn a_start_point_is_for_one_start_also_when_it_is_none() {
         let (_directory, home) = restoring();
         assert_eq!(start_point(&home).unwrap(), None);
-        fs::write(home.restore_file(), r#"{"number":7}"#).unwrap();
-        assert_eq!(start_point(&home).unwrap(), Some(StartPoint { number: 7, parent: None, shares: false }));
-        let fork = br#"{"number":7,"parent":"/m/first","shares":true}"#;
+        fs::write(home.restore_file(), r#"{"number":7,"taken_unix_ms":9}"#).unwrap();
+        let own = StartPoint { number: 7, taken_unix_ms: Some(9), parent: None, shares: false };
+        assert_eq!(start_point(&home).unwrap(), Some(own));
+        let fork = br#"{"number":7,"taken_unix_ms":9,"parent":"/m/first","shares":true}"#;
         fs::write(home.restore_file(), fork).unwrap();
         for _ in 0..2 {
             assert!(

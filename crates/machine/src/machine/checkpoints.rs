@@ -112,7 +112,7 @@ impl Machine {
     pub async fn restore(&self, number: Option<u64>) -> Result<u64, MachineError> {
         self.check_disk_is_here()?;
         let number = self.find_checkpoint(number)?;
-        self.begin_at(&StartPoint { number, parent: None, shares: false }).await?;
+        self.begin_at(&StartPoint::own(&self.home, number)?).await?;
         Ok(number)
     }
 
@@ -157,7 +157,7 @@ impl Machine {
     /// # Errors
     /// As [`Machine::restore`].
     pub async fn begin_as_fork(&self, parent: &MachineHome, number: u64, shares: bool) -> Result<(), MachineError> {
-        self.begin_at(&StartPoint { number, parent: Some(parent.root().to_owned()), shares }).await
+        self.begin_at(&StartPoint::of_fork(parent, number, shares)?).await
     }
 
     async fn begin_at(&self, start_point: &StartPoint) -> Result<(), MachineError> {
