@@ -8,6 +8,6 @@ mod sockets;
 mod steps;
 
 pub use error::DirectoryError;
-pub use lock::{DirectoryLock, LockState};
+pub use lock::{DirectoryLock, LockState, is_same_file};
 pub use sockets::{make_run, remove_unowned, set_mode, short_directory};
 pub use steps::observe_steps;

@@ -58,23 +58,27 @@ impl DirectoryLock {
     /// # Errors
     /// [`DirectoryError::File`] when the file cannot be opened, locked or written.
     pub fn take(path: &Path) -> Result<LockState, DirectoryError> {
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o644)
-            .open(path)
-            .map_err(DirectoryError::file("open", path))?;
-        crate::steps::done(path);
-        match file.try_lock() {
-            Ok(()) => {
-                write_number(&mut file).map_err(DirectoryError::file("write", path))?;
-                crate::steps::done(path);
-                Ok(LockState::Taken(DirectoryLock { file }))
+        loop {
+            let mut file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o644)
+                .open(path)
+                .map_err(DirectoryError::file("open", path))?;
+            crate::steps::done(path);
+            match file.try_lock() {
+                // Its holder has removed it with the directory that it was in: it is nobody's lock.
+                Ok(()) if !is_same_file(&file, path) => {}
+                Ok(()) => {
+                    write_number(&mut file).map_err(DirectoryError::file("write", path))?;
+                    crate::steps::done(path);
+                    return Ok(LockState::Taken(DirectoryLock { file }));
+                }
+                Err(TryLockError::WouldBlock) => return Ok(LockState::HeldBy(holder(&mut file))),
+                Err(TryLockError::Error(source)) => return Err(DirectoryError::file("lock", path)(source)),
             }
-            Err(TryLockError::WouldBlock) => Ok(LockState::HeldBy(holder(&mut file))),
-            Err(TryLockError::Error(source)) => Err(DirectoryError::file("lock", path)(source)),
         }
     }
 
@@ -95,9 +99,8 @@ impl DirectoryLock {
     pub fn inherited(path: &Path) -> Result<Option<DirectoryLock>, DirectoryError> {
         let copy = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 0);
         let mut file = File::from(copy.map_err(|error| DirectoryError::file("inherit", path)(error.into()))?);
-        let (Ok(there), Ok(given)) = (std::fs::metadata(path), file.metadata()) else { return Ok(None) };
         // Only where it is the same open file, and not one that somebody else has locked.
-        if (there.dev(), there.ino()) != (given.dev(), given.ino()) || file.try_lock().is_err() {
+        if !is_same_file(&file, path) || file.try_lock().is_err() {
             return Ok(None);
         }
         write_number(&mut file).map_err(DirectoryError::file("write", path))?;
@@ -118,6 +121,14 @@ impl DirectoryLock {
             Err(TryLockError::WouldBlock) => Ok(true),
             Err(TryLockError::Error(source)) => Err(DirectoryError::file("lock", path)(source)),
         }
+    }
+}
+
+/// Whether this is what the path names now.
+pub fn is_same_file(file: &File, path: &Path) -> bool {
+    match (file.metadata(), std::fs::metadata(path)) {
+        (Ok(ours), Ok(theirs)) => (ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino()),
+        _ => false,
     }
 }
 

@@ -234,7 +234,7 @@ impl MachineHome {
         }
         let image = GuestImage::find(Some(&parent.image()))?;
         self.make_or_remove(|| {
-            self.make_root(&image, user)?;
+            let _held = self.make_root(&image, user)?;
             match fs::read(parent.password_file()) {
                 Ok(password) => write_own_file(&self.password_file(), &password, 0o600)?,
                 Err(error) if error.kind() == ErrorKind::NotFound => {}

@@ -1,11 +1,12 @@
 //! Making and removing a machine's directory.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use onecopy_directory::{DirectoryLock, LockState, make_run, set_mode, short_directory};
+use onecopy_directory::{DirectoryLock, LockState, is_same_file, make_run, set_mode, short_directory};
 use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
 use onecopy_postgres::ServiceUser;
 use rustix::process::Signal;
@@ -18,6 +19,10 @@ use crate::{MachineConfiguration, MachineError};
 
 /// What a new machine takes at first: a server's first data, its log, and what a guest writes about itself.
 const NEW_MACHINE_BYTES: u64 = 256 << 20;
+
+/// A child that is just being started has what its parent holds, for an instant.
+const HOLD_TIMEOUT: Duration = Duration::from_millis(200);
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 impl MachineHome {
     /// Makes the machine, at rest, with the password of its server's superuser, if it has a server of its own; what an
@@ -43,7 +48,7 @@ impl MachineHome {
             return Err(MachineError::Exists { name: self.name.clone() });
         }
         self.make_or_remove(|| {
-            self.make_root(&image, user)?;
+            let _held = self.make_root(&image, user)?;
             let own = GuestImage::find(Some(&self.image()))?;
             let options = CreateOptions {
                 size_bytes: configuration.disk_bytes,
@@ -61,11 +66,10 @@ impl MachineHome {
         })
     }
 
-    /// What an attempt that fails has left is removed: nobody else would before the next attempt. Nobody else makes it
-    /// meanwhile.
+    /// What an attempt that fails has left is removed: nobody else would before the next attempt.
     pub(crate) fn make_or_remove(&self, make: impl FnOnce() -> Result<(), MachineError>) -> Result<(), MachineError> {
         let made = make();
-        if made.is_err()
+        if made.as_ref().is_err_and(|error| !matches!(error, MachineError::Busy { .. }))
             && !self.is_made()
             && let Err(error) = self.remove_if(|| !self.is_made())
         {
@@ -88,7 +92,7 @@ impl MachineHome {
         user: &ServiceUser,
     ) -> Result<(), MachineError> {
         self.make_or_remove(|| {
-            self.make_root(image, user)?;
+            let _held = self.make_root(image, user)?;
             if let Some(password) = password {
                 write_own_file(&self.password_file(), format!("{password}\n").as_bytes(), 0o600)?;
             }
@@ -106,18 +110,45 @@ impl MachineHome {
         Ok(())
     }
 
-    /// Makes its directory, with the image; what an interrupted attempt left is replaced.
-    pub(crate) fn make_root(&self, image: &GuestImage, user: &ServiceUser) -> Result<(), MachineError> {
+    /// Makes its directory, with the image; what an interrupted attempt left is replaced. Nobody removes it while what
+    /// is returned is held.
+    pub(crate) fn make_root(&self, image: &GuestImage, user: &ServiceUser) -> Result<File, MachineError> {
         self.remove()?;
         self.check_space()?;
-        make_own_directory(&self.root, 0o711)?;
+        make_directory(&self.root, 0o711)?;
+        let held = self.hold()?.ok_or_else(|| self.busy())?;
+        set_mode(&self.root, 0o711)?;
         user.check_reachable(&self.root)?;
-        if self.layers_file().exists() {
-            // The layers lie over it.
-            return Ok(());
+        // The layers lie over it.
+        if !self.layers_file().exists() {
+            make_own_directory(&self.image(), 0o755)?;
+            image.bring_to(&self.image())?;
         }
-        make_own_directory(&self.image(), 0o755)?;
-        image.bring_to(&self.image())
+        Ok(held)
+    }
+
+    /// While this is held nobody else makes or removes it; none where it has no directory. It is the directory's own: a
+    /// lock file in it would go with it, and whoever makes one of the same name meanwhile would have another.
+    fn hold(&self) -> Result<Option<File>, MachineError> {
+        let begun = Instant::now();
+        while begun.elapsed() < HOLD_TIMEOUT {
+            let root = match File::open(&self.root) {
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+                root => root.map_err(MachineError::file("open", &self.root))?,
+            };
+            match root.try_lock() {
+                Ok(()) if is_same_file(&root, &self.root) => return Ok(Some(root)),
+                // It has gone meanwhile, or another one is there.
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK_INTERVAL),
+                Err(TryLockError::Error(error)) => return Err(MachineError::file("lock", &self.root)(error)),
+            }
+        }
+        Err(self.busy())
+    }
+
+    fn busy(&self) -> MachineError {
+        MachineError::Busy { doing: format!("{} is being made or removed", self.name) }
     }
 
     fn check_space(&self) -> Result<(), MachineError> {
@@ -136,16 +167,24 @@ impl MachineHome {
     /// already. Disks that others lie over stay, see [`MachineHome::forget_layers`].
     ///
     /// # Errors
-    /// [`MachineError::Runs`] when a keeper is there or comes meanwhile, [`MachineError::Directory`],
-    /// [`MachineError::Disk`]: it is not known what the disk of another one lies over.
+    /// [`MachineError::Runs`] when a keeper is there or comes meanwhile, [`MachineError::Busy`] while somebody else
+    /// makes or removes it, [`MachineError::Directory`], [`MachineError::Disk`]: it is not known what the disk of
+    /// another one lies over.
     pub fn remove(&self) -> Result<(), MachineError> {
         self.remove_if(|| true)
     }
 
+    /// The same of what is left of the copy that came by this token, and of no other one that is there by now.
+    ///
+    /// # Errors
+    /// As [`MachineHome::remove`].
+    pub fn remove_arrival(&self, token: &str) -> Result<(), MachineError> {
+        let is_that = || matches!(Arrival::of(self), Ok(Some(known)) if known.token == token);
+        self.remove_if(|| is_that() && Arrival::is_broken_off(self))
+    }
+
     fn remove_if(&self, is_to_go: impl Fn() -> bool) -> Result<(), MachineError> {
-        if !self.root.exists() {
-            return Ok(());
-        }
+        let Some(_held) = self.hold()? else { return Ok(()) };
         // Nobody starts it from now on.
         let LockState::Taken(_lock) = DirectoryLock::take(&self.keeper_lock())? else {
             return Err(MachineError::Runs { name: self.name.clone() });
@@ -223,9 +262,14 @@ fn remove_whole(path: &Path) -> std::io::Result<()> {
 }
 
 fn make_own_directory(path: &Path, mode: u32) -> Result<(), MachineError> {
+    make_directory(path, mode)?;
+    Ok(set_mode(path, mode)?)
+}
+
+fn make_directory(path: &Path, mode: u32) -> Result<(), MachineError> {
     match DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(MachineError::file("create", path)(error)),
-        _ => Ok(set_mode(path, mode)?),
+        _ => Ok(()),
     }
 }
 
@@ -243,19 +287,79 @@ pub(crate) fn give_all(path: &Path, user: &ServiceUser) -> Result<(), MachineErr
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
-    /// Spec: L2
-    #[test]
-    fn what_could_not_be_made_leaves_nothing() {
-        let directory = tempfile::tempdir().unwrap();
-        let image = directory.path().join("image");
+    /// A small image of a guest in this directory.
+    fn image_in(directory: &Path) -> GuestImage {
+        let image = directory.join("image");
         fs::create_dir(&image).unwrap();
         for (name, content) in
             [("vmlinuz", "k"), ("initrd", "i"), ("root.img", "1234"), ("manifest.toml", "postgresql = \"17.6\"\n")]
         {
             fs::write(image.join(name), content).unwrap();
         }
+        GuestImage::find(Some(&image)).unwrap()
+    }
+
+    /// A machine is made where a copy of before is being removed, and the other way round: one waits for the other, and
+    /// neither takes what the other has.
+    ///
+    /// Spec: D8
+    #[test]
+    fn a_machine_is_not_removed_while_it_is_made_nor_made_while_it_is_removed() {
+        const ROUNDS: usize = 300;
+        let directory = tempfile::tempdir().unwrap();
+        let (image, user) = (image_in(directory.path()), ServiceUser::resolve(None).unwrap());
+        let home = MachineHome::at(&directory.path().join("web")).unwrap();
+        let is_made = AtomicBool::new(false);
+        let busy = |error: &MachineError| matches!(error, MachineError::Busy { .. } | MachineError::Runs { .. });
+        std::thread::scope(|scope| {
+            let removing = scope.spawn(|| {
+                while !is_made.load(Ordering::Relaxed) {
+                    if let Err(error) = home.remove() {
+                        assert!(busy(&error), "{error}");
+                    }
+                }
+            });
+            let mut made = 0;
+            let result = loop {
+                match home.make_root(&image, &user) {
+                    Ok(_held) if made < ROUNDS => {
+                        let password = write_own_file(&home.password_file(), b"secret", 0o600);
+                        if let Err(error) = password.and(GuestImage::find(Some(&home.image())).map(|_| ())) {
+                            break Err(error);
+                        }
+                        made += 1;
+                    }
+                    Ok(_held) => break Ok(()),
+                    Err(error) if busy(&error) => {}
+                    Err(error) => break Err(error),
+                }
+            };
+            is_made.store(true, Ordering::Relaxed);
+            removing.join().unwrap();
+            result.unwrap();
+        });
+
+        // What is left of one copy is not what is left of the next.
+        let held = home.make_root(&image, &user).unwrap();
+        let record = r#"{"token":"second","origin":"there:1","keys":"/k","state":"begun","is_whole":false}"#;
+        serde_json::from_str::<Arrival>(record).unwrap().write(&home).unwrap();
+        assert!(matches!(home.remove_arrival("second"), Err(MachineError::Busy { .. })));
+        drop(held);
+        home.remove_arrival("first").unwrap();
+        assert!(home.root().exists());
+        home.remove_arrival("second").unwrap();
+        assert!(!home.root().exists());
+    }
+
+    /// Spec: L2
+    #[test]
+    fn what_could_not_be_made_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let image = image_in(directory.path()).directory;
         let home = MachineHome::at(&directory.path().join("web")).unwrap();
         let user = ServiceUser::resolve(None).unwrap();
         let configuration = MachineConfiguration::new(image.clone());
@@ -264,7 +368,7 @@ mod tests {
         assert!(matches!(home.make(&configuration, None, &user), Err(MachineError::Exists { .. })) && home.is_made());
         home.remove().unwrap();
         let broken = || -> Result<(), MachineError> {
-            home.make_root(&GuestImage::find(Some(&image))?, &user)?;
+            let _held = home.make_root(&GuestImage::find(Some(&image))?, &user)?;
             write_own_file(&home.root().join("none").join("file"), b"", 0o600)
         };
         assert!(matches!(broken(), Err(MachineError::File { .. })) && home.root().exists());

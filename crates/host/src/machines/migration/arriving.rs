@@ -11,8 +11,8 @@ use onecopy_machine::migration::{
     self, Arrival, ArrivalState, Departure, HostOrder, ReceiveOrder, SharedDisk, Verdict,
 };
 use onecopy_machine::{
-    BridgedNetwork, END_TIMEOUT, Forward, GuestImage, Machine, MachineConfiguration, MachineError, MachineHome,
-    MachineName, NetworkChoice, hypervisor_failed,
+    BridgedNetwork, Forward, GuestImage, Machine, MachineConfiguration, MachineError, MachineHome, MachineName,
+    NetworkChoice, hypervisor_failed,
 };
 
 use super::super::Machines;
@@ -232,22 +232,17 @@ impl Machines {
                 _ => return,
             }
         }
-        let machine = Machine::new(home.clone(), self.user.clone());
-        let removed = match machine.stop(true, END_TIMEOUT).await {
-            Ok(()) => {
-                let home = home.clone();
-                blocking("removing a machine that did not come", move || {
-                    let is_same = Arrival::of(&home)?.is_some_and(|known| known.token == record.token);
-                    if !is_same || !Arrival::is_broken_off(&home) || home.has_keeper() {
-                        return Ok(());
-                    }
-                    let _alone = keep_alone(&home)?;
-                    home.remove()
-                })
-                .await
+        let home = home.clone();
+        // Another copy of it may be made by now, and run: nothing is stopped.
+        let removed = blocking("removing a machine that did not come", move || {
+            let is_same = Arrival::of(&home)?.is_some_and(|known| known.token == record.token);
+            if !is_same || !Arrival::is_broken_off(&home) || home.has_keeper() {
+                return Ok(());
             }
-            Err(error) => Err(error),
-        };
+            let _alone = keep_alone(&home)?;
+            home.remove_arrival(&record.token)
+        })
+        .await;
         if let Err(error) = removed {
             tracing::warn!(%error, "a machine that did not come has left something");
         }
