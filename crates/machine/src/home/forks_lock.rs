@@ -5,6 +5,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use onecopy_directory::is_same_file;
+
 use super::MachineHome;
 use crate::MachineError;
 
@@ -27,11 +29,13 @@ impl MachineHome {
     /// [`MachineError::Busy`], [`MachineError::File`].
     pub fn keep_for_forks(&self) -> Result<File, MachineError> {
         let path = self.forks_lock();
-        let lock = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
-        let lock = lock.map_err(MachineError::file("open", &path))?;
         let begun = Instant::now();
         loop {
+            let lock = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
+            let lock = lock.map_err(MachineError::file("open", &path))?;
             match lock.try_lock_shared() {
+                // Removed with the machine, it keeps nothing.
+                Ok(()) if !is_same_file(&lock, &path) => {}
                 Ok(()) => return Ok(lock),
                 Err(TryLockError::WouldBlock) if begun.elapsed() < FORGET_TIMEOUT => std::thread::sleep(LOOK_INTERVAL),
                 Err(TryLockError::WouldBlock) => {
@@ -69,11 +73,15 @@ impl MachineHome {
 
     /// While this is held no fork of it is made; none while one is being made.
     pub(crate) fn keep_from_forks(&self) -> std::io::Result<Option<File>> {
-        let lock = OpenOptions::new().create(true).append(true).mode(0o600).open(self.forks_lock())?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Some(lock)),
-            Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(error)) => Err(error),
+        let path = self.forks_lock();
+        loop {
+            let lock = OpenOptions::new().create(true).append(true).mode(0o600).open(&path)?;
+            match lock.try_lock() {
+                Ok(()) if !is_same_file(&lock, &path) => {}
+                Ok(()) => return Ok(Some(lock)),
+                Err(TryLockError::WouldBlock) => return Ok(None),
+                Err(TryLockError::Error(error)) => return Err(error),
+            }
         }
     }
 }

@@ -58,6 +58,11 @@ impl Machines {
         self.directory.make_root()?;
         self.directory.make_machines()?;
         let _ports = self.lock_ports().await?;
+        // Whoever made one meanwhile held that, and what is left of one may be just going.
+        self.wait_void(&home, order).await;
+        if home.is_made() && !self.may_be_replaced(&home) {
+            return Err(MachineError::Exists { name: name.clone() }.into());
+        }
         self.check_network(order)?;
         let inside = order.guest_ports.iter().map(|port| Forward { host_port: 0, guest_port: *port }).collect();
         let configuration = MachineConfiguration {
@@ -88,7 +93,11 @@ impl Machines {
         };
         let (user, made, password) = (self.user.clone(), home.clone(), order.password.clone());
         let make = Arc::new(move || {
-            let _alone = if made.is_made() { Some(keep_alone(&made)?) } else { None };
+            let _alone = match made.is_made().then(|| keep_alone(&made)) {
+                // It has gone meanwhile.
+                Some(Err(_)) if !made.is_made() => None,
+                alone => alone.transpose()?,
+            };
             made.make_arriving(&image, &configuration, &record, password.as_deref(), &user)
         });
         let begun = Instant::now();

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use onecopy_machine::migration::{ReceiveOrder, SharedDisk};
-use onecopy_machine::{BridgedNetwork, MachineConfiguration, NetworkChoice};
+use onecopy_machine::{BridgedNetwork, GuestImage, MachineConfiguration, NetworkChoice};
 
 use super::*;
 
@@ -126,11 +126,9 @@ fn a_machine_comes_in_nobodys_place() {
     check(&format!("bridge=br0,mac={card}")).unwrap();
 }
 
-#[tokio::test]
-async fn a_copy_that_is_to_wait_longer_than_a_fence_allows_is_refused() {
-    let directory = tempfile::tempdir().unwrap();
-    let machines = Machines::of(crate::Directory::new(directory.path()).unwrap()).unwrap();
-    let order = ReceiveOrder {
+/// One that another host sends, which boots with this.
+fn order(image: &str) -> ReceiveOrder {
+    ReceiveOrder {
         which: Which { name: "web".parse().unwrap(), token: "0".repeat(32) },
         origin: "h:1".to_owned(),
         memory_bytes: 256 << 20,
@@ -139,14 +137,45 @@ async fn a_copy_that_is_to_wait_longer_than_a_fence_allows_is_refused() {
         postgresql: false,
         password: None,
         guest_ports: Vec::new(),
-        image: "none".to_owned(),
+        image: image.to_owned(),
         silent_after_s: 60,
         end_when_silent: false,
         network: None,
         shared_disk: None,
-        protects: true,
-        detection_s: Some(60),
+        protects: false,
+        detection_s: None,
+    }
+}
+
+/// Who comes waits for who makes one, and looks again then.
+///
+/// Spec: A7
+#[tokio::test]
+async fn a_machine_that_is_made_while_another_of_its_name_comes_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let machines = Machines::of(crate::Directory::new(directory.path()).unwrap()).unwrap();
+    machines.directory.make_machines().unwrap();
+    let home = MachineHome::of(&machines.directory.machines(), &"web".parse().unwrap());
+    let made = MachineConfiguration::new("/i".into());
+    let order = order(&GuestImage::find(None).expect("`make guest` has made one").boot_digest().unwrap());
+    let ports = machines.lock_ports().await.unwrap();
+    let making = async {
+        fs::create_dir(home.root()).unwrap();
+        made.write(&home.configuration_file()).unwrap();
+        drop(ports);
     };
+    // In this order: it has seen that there is none.
+    let (came, ()) = tokio::join!(machines.make_arriving(&order, Path::new("/k")), making);
+    let refusal = came.unwrap_err();
+    assert!(matches!(refusal, HostError::Machine(MachineError::Exists { .. })), "{refusal}");
+    assert_eq!(home.configuration().unwrap(), made);
+}
+
+#[tokio::test]
+async fn a_copy_that_is_to_wait_longer_than_a_fence_allows_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let machines = Machines::of(crate::Directory::new(directory.path()).unwrap()).unwrap();
+    let order = ReceiveOrder { protects: true, detection_s: Some(60), ..order("none") };
     let refusal = machines.make_arriving(&order, Path::new("/k")).await.unwrap_err().to_string();
     assert!(refusal.contains("give 2 to 15"), "{refusal}");
 }
