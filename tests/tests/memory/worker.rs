@@ -1,5 +1,7 @@
 //! The process that makes a pool small and large: what it costs itself.
 
+use std::time::Duration;
+
 use anyhow::{Context, ensure};
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
@@ -16,6 +18,12 @@ const HOT_ROWS: u64 = 100 * MIB / PAGE_BYTES;
 const MOVED_PAGES_MIN: i64 = 2000;
 /// Some chunks of 2 MB, and what it touches of headers and tables for the first time.
 const MAPPED_BYTES_MAX: u64 = 24 * MIB;
+
+/// Half a million buffers: whoever looks at the header of each once a second takes 1.5 ms of it, at the least.
+const LARGE_CEILING_BYTES: u64 = 4096 * MIB;
+const IDLE: Duration = Duration::from_secs(10);
+/// It takes 2 ms of them.
+const BUSY_MAX: Duration = Duration::from_millis(8);
 
 /// A figure of a process in bytes. Source: `proc_pid_status(5)`.
 fn figure(process: u32, name: &str) -> anyhow::Result<u64> {
@@ -71,4 +79,26 @@ async fn m27_the_worker_stays_small_on_15() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m27_the_worker_stays_small_on_17() -> anyhow::Result<()> {
     the_worker_stays_small(Version::Seventeen).await
+}
+
+/// For how long a process of one thread has had a processor. Source: the kernel's `sched-stats.rst`.
+fn ran(process: u32) -> anyhow::Result<Duration> {
+    let statistics = std::fs::read_to_string(format!("/proc/{process}/schedstat"))?;
+    let nanoseconds = statistics.split(' ').next().context("it is empty")?;
+    Ok(Duration::from_nanos(nanoseconds.parse()?))
+}
+
+/// Nothing that is done each second is in proportion to the ceiling.
+///
+/// Spec: A6
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m33_a_worker_with_nothing_to_do_costs_nothing_of_its_ceiling() -> anyhow::Result<()> {
+    let plan = Plan::new(Version::Fifteen, LARGE_CEILING_BYTES).set("onecopy.memory_target", "64MB");
+    let harness = Harness::start(plan).await?;
+    let worker = harness.pool().await?.steady().await?.worker;
+    let before = ran(worker)?;
+    tokio::time::sleep(IDLE).await;
+    let busy = ran(worker)? - before;
+    ensure!(!busy.is_zero() && busy < BUSY_MAX, "{busy:?} in {IDLE:?}");
+    Ok(())
 }
