@@ -196,6 +196,26 @@ mod tests {
         assert!(!DirectoryLock::is_held(&path).unwrap());
     }
 
+    /// Whoever removes a directory with the lock that it holds may do so just before somebody else has locked the file:
+    /// that is no lock of the one that is made in its place.
+    ///
+    /// Spec: A3
+    #[test]
+    fn a_lock_on_a_file_that_has_gone_is_taken_anew() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        const NAME: &str = "goes-once";
+        static HAS_GONE: AtomicBool = AtomicBool::new(false);
+        crate::steps::observe_steps(|path| {
+            if path.ends_with(NAME) && !HAS_GONE.swap(true, Ordering::Relaxed) {
+                std::fs::remove_file(path).unwrap();
+            }
+        });
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(NAME);
+        let LockState::Taken(_lock) = DirectoryLock::take(&path).unwrap() else { panic!("a free lock was refused") };
+        assert!(HAS_GONE.load(Ordering::Relaxed) && DirectoryLock::is_held(&path).unwrap());
+    }
+
     #[test]
     fn a_directory_that_is_not_there_is_named() {
         let error = DirectoryLock::take(Path::new("/nonexistent/onecopy/lock")).unwrap_err();
