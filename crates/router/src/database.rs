@@ -41,9 +41,9 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 const CATALOG_AGE_MAX: Duration = Duration::from_secs(60);
 
 /// The leader must give its catalog within this. Statements wait for it after DDL: what they call may write since then.
-/// Those that call and name nothing (BEGIN, COMMIT, SET ..) do not.
-/// Without it nothing is known, and what calls a function ties its session to the leader for good; so the bound is far
-/// beyond what many thousands of tables take.
+/// Those in which it has no say (BEGIN, COMMIT, SET, CREATE TABLE ..) do not. Without it nothing is known, and what
+/// calls a function ties its session to the leader for good; so the bound is far beyond what many thousands of tables
+/// take.
 const CATALOG_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A catalog in which something was locked is read anew after this.

@@ -145,7 +145,13 @@ async fn what_no_catalog_has_a_say_in_waits_for_none() {
         ("LISTEN news", false),
         ("SELECT 1", true),
         ("COMMIT; SELECT 1", true),
-        ("CREATE INDEX ON t (a)", true),
+        ("CREATE TABLE t (id serial PRIMARY KEY, a text DEFAULT 'x', b int REFERENCES u ON DELETE CASCADE)", false),
+        ("CREATE INDEX ON t (a)", false),
+        ("CREATE INDEX ON t (f(a))", true),
+        // It is read before that lock is taken: what depends on the table could not be read behind it.
+        ("DROP TABLE t", true),
+        ("LOCK TABLE t", true),
+        ("BEGIN; ALTER TABLE t ADD a int", true),
         ("SELEC", true),
     ] {
         let sql = Bytes::from(sql);

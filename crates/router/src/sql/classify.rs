@@ -13,9 +13,13 @@ use crate::settings::Reach;
 /// How deep views and policies may stand on others; deeper ones are not looked into and are no reads.
 pub const VIEW_DEPTH_MAX: usize = 32;
 
-/// What a statement is about which no catalog has a say (BEGIN, COMMIT, SET, FETCH ..).
+/// What a statement is about which no catalog has a say (BEGIN, COMMIT, SET, FETCH, CREATE TABLE ..). LOCK waits for
+/// the catalog all the same: behind its lock nobody could read what depends on the relation.
 pub fn fixed(parsed: &ParsedStatement) -> Option<Statement> {
     let Kind::Fixed(action, pins) = &parsed.kind else { return None };
+    if *action == Action::LockTable {
+        return None;
+    }
     let (range, names_instant) = (parsed.range.clone(), parsed.facts.instant);
     let (local_settings, acts_on_server) = (Reach::Nothing, *action == Action::Notify);
     Some(Statement { action: action.clone(), range, pins: *pins, names_instant, local_settings, acts_on_server })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::catalog::{Catalog, Objects};
 use super::part::Part;
 use super::statement::{Action, Ddl, DiscardTarget, Isolation, PinReason, ResetForm, TransactionModes};
-use super::{parse, resolve};
+use super::{classify_without_catalog, parse, resolve};
 
 /// The one statement of a text, classified without any catalog.
 fn classified(text: &str) -> (Action, Option<PinReason>) {
@@ -339,5 +339,71 @@ fn pins() {
     ] {
         let parsed = parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
         assert_eq!(resolve(&parsed[0], &catalog).pins, pins, "{text}");
+    }
+}
+
+/// A table whose trigger leaves session state: DDL that brings the trigger to where the catalog does not look for it
+/// before its COMMIT, that may run code of users, or that locks out who reads the catalog, is such that the catalog has
+/// a say in it.
+#[test]
+fn ddl_in_which_no_catalog_has_a_say_brings_no_trigger_anywhere_and_runs_no_code() {
+    let row = |values: &[&str]| -> Vec<Option<String>> {
+        values.iter().map(|value| (*value != "-").then(|| (*value).to_owned())).collect()
+    };
+    let mut user = Objects::default();
+    user.add(Part::Functions, &row(&["public", "f", "t", "t", "f", "SELECT setseed(0)", "", "f"])).unwrap();
+    user.add(Part::Relations, &row(&["public", "t", "r", "p", "f", "t", "f", "-", r#"["f"]"#])).unwrap();
+    let catalog = Catalog::new(Arc::new(Objects::default()), user);
+    for (text, has_a_say, pinned) in [
+        ("CREATE TABLE a (LIKE t INCLUDING ALL)", true, true),
+        ("CREATE TABLE a () INHERITS (t)", true, true),
+        ("CREATE TABLE a PARTITION OF t DEFAULT", true, true),
+        ("CREATE VIEW a AS TABLE t", true, true),
+        ("CREATE RULE r AS ON INSERT TO t DO ALSO SELECT 1", true, true),
+        ("CREATE TRIGGER a AFTER INSERT ON t EXECUTE FUNCTION f()", true, true),
+        ("ALTER TABLE t RENAME TO a", true, true),
+        ("ALTER TABLE t INHERIT a", true, true),
+        ("ALTER TABLE a ATTACH PARTITION t DEFAULT", true, true),
+        ("ALTER TABLE t ADD FOREIGN KEY (b) REFERENCES a", true, true),
+        ("ALTER TABLE t ALTER b SET NOT NULL", true, true),
+        ("ALTER TABLE t ADD b int", true, true),
+        ("ALTER TABLE t OWNER TO r", true, true),
+        ("REINDEX TABLE t", true, true),
+        ("ANALYZE t", true, true),
+        ("DROP TABLE t", true, false),
+        ("DROP TRIGGER a ON t", true, false),
+        ("CREATE TABLE a OF u", true, false),
+        ("CREATE TABLE a (b int DEFAULT f())", true, true),
+        ("CREATE TABLE a (b int, CHECK (b @@ 1))", true, false),
+        ("CREATE TABLE a (b int, CHECK ((b).f))", true, false),
+        ("CREATE TABLE a (b int) PARTITION BY HASH (f(b))", true, true),
+        ("CREATE TABLE a (b int) PARTITION BY HASH ((b::dom))", true, false),
+        ("CREATE TABLE a (b text GENERATED ALWAYS AS ('5'::dom::text) STORED)", true, false),
+        ("CREATE SCHEMA s CREATE TABLE a (b int DEFAULT f())", true, true),
+        ("CREATE SCHEMA s CREATE VIEW a AS TABLE t", true, true),
+        ("CREATE INDEX ON t (f(b))", true, true),
+        ("CREATE INDEX ON t ((b::dom))", true, true),
+        ("CREATE INDEX ON t (b) WHERE c", true, true),
+        (
+            "CREATE TABLE a (b int REFERENCES t ON DELETE CASCADE, c serial, d date DEFAULT 'now', UNIQUE (b))",
+            false,
+            false,
+        ),
+        ("CREATE TABLE a (b int) PARTITION BY HASH (b)", false, false),
+        ("CREATE TEMP TABLE a (b int)", false, true),
+        ("CREATE INDEX ON t (b)", false, false),
+        ("CREATE UNIQUE INDEX CONCURRENTLY ON t (b DESC) INCLUDE (c)", false, false),
+        ("CREATE SCHEMA s", false, false),
+        ("CREATE SEQUENCE s", false, false),
+        ("ALTER SEQUENCE s OWNED BY t.b", false, false),
+        ("GRANT SELECT ON t TO PUBLIC", false, false),
+        ("COMMENT ON TABLE t IS 'a'", false, false),
+    ] {
+        let parsed = parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let without = classify_without_catalog(text.as_bytes());
+        assert_eq!(without.is_none(), has_a_say, "{text}");
+        let statement = resolve(&parsed[0], &catalog);
+        assert_eq!(statement.pins.is_some(), pinned, "{text}");
+        assert!(without.is_none_or(|without| *without == [statement]), "{text}");
     }
 }

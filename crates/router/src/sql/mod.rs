@@ -20,6 +20,7 @@ mod command_tests;
 mod facts;
 mod parse;
 mod part;
+mod plain_definition;
 mod query_fingerprint;
 mod split;
 mod statement;

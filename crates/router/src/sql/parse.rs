@@ -9,6 +9,7 @@ use pg_query::protobuf::RawStmt;
 use super::body::Body;
 use super::command;
 use super::facts::Facts;
+use super::plain_definition::is_plain;
 use super::statement::{Action, PinReason};
 
 /// Most statements in one message. More is refused: the router would hold one record for each.
@@ -72,7 +73,8 @@ pub(super) enum Kind {
     /// The catalog does not matter for the action, but the statement runs functions, triggers or queries that may leave
     /// session state.
     Runs(Action, Option<PinReason>),
-    /// DDL, with the code that it defines: what it makes is not in the catalog while its transaction is open.
+    /// DDL that is not plain, with the code that it defines: what it makes is not in the catalog while its transaction
+    /// is open.
     Defines(Action, Option<PinReason>, Box<Body>),
     /// DO.
     Block(Box<Body>),
@@ -114,8 +116,12 @@ fn parsed(raw: &RawStmt, text: &str) -> Result<ParsedStatement, ParseError> {
         // A node kind that this build of the parser cannot describe.
         return Ok(ParsedStatement { range, kind: Kind::Fixed(Action::UNKNOWN, None), facts: Facts::default() });
     };
-    let kind = command::kind(node);
-    let facts = match (&kind, facts(node)) {
+    let facts = facts(node);
+    let kind = match command::kind(node) {
+        Kind::Defines(action, pins, _) if is_plain(node, &facts) => Kind::Fixed(action, pins),
+        kind => kind,
+    };
+    let facts = match (&kind, facts) {
         (Kind::Fixed(..), facts) => Facts { instant: facts.instant, ..Facts::default() },
         (Kind::Block(_), _) => Facts::default(),
         (_, facts) => facts,
