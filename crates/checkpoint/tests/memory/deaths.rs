@@ -9,6 +9,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::processes::{Memory, PAGES};
 
+/// How often the server is killed in the midst of its work.
+const DEATHS: u32 = 100;
+
 /// A server of memory that is killed in the midst of write-back is not noticed by who has the memory mapped; what it
 /// had read and not answered, the next one answers.
 ///
@@ -19,7 +22,7 @@ fn t5_a_killed_server_is_not_noticed_by_who_has_the_memory_mapped() {
     let Some(mut memory) = Memory::new(name, false) else { return };
     memory.mapper.expect("storm", "done");
     let mut kept = None;
-    for death in 0..6 {
+    for death in 0..DEATHS {
         // In the midst of what it does: it has written some since it began.
         until("pages are written back", || memory.server().ask("statistics written").parse::<u64>().unwrap() > 300);
         if death == 2 {

@@ -248,6 +248,7 @@ fn v39_a_fork_whose_making_is_broken_off_never_leads() {
             assert!(ran.code == Some(0) || ran.stderr.contains("is being changed"), "{ran:?}");
             ran.code == Some(0)
         });
+        assert_eq!(directory.sql("SELECT count(*) FROM pg_replication_slots"), "0", "after {step}");
         nothing_is_kept_for_forks(&machines);
     }
 }

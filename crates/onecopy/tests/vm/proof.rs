@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Child;
+use std::time::SystemTime;
 
 use onecopy_testing::{ControlGroup, process, seed, skip};
 use rand::rngs::StdRng;
@@ -120,8 +121,9 @@ impl Moment {
     const ALL: [Moment; 6] =
         [Moment::Asked, Moment::Recorded, Moment::DevicesSaved, Moment::GoneOn, Moment::Writing, Moment::Written];
 
-    /// Waits until it is there, or the command has ended.
-    fn wait(self, home: &Path, number: u64, command: &mut Child) {
+    /// Waits until it is there, or the command has ended; whether it was there.
+    fn wait(self, home: &Path, number: u64, command: &mut Child) -> bool {
+        let begun = SystemTime::now();
         let has =
             |name: &str| std::fs::read_to_string(home.join("standing.json")).is_ok_and(|text| text.contains(name));
         let there = |name: String| home.join("checkpoints").join(name).exists();
@@ -131,15 +133,20 @@ impl Moment {
             let is_there = match self {
                 Moment::Asked => true,
                 Moment::Recorded => was_taking,
-                Moment::DevicesSaved => was_taking && home.join("run/devices").exists(),
+                // The file of the take before is there until the next one.
+                Moment::DevicesSaved => {
+                    let saved = std::fs::metadata(home.join("run/devices")).and_then(|file| file.modified());
+                    was_taking && saved.is_ok_and(|saved| saved > begun)
+                }
                 Moment::GoneOn => was_taking && has("running"),
                 Moment::Writing => there(format!("checkpoint.{number}.new")),
                 Moment::Written => there(format!("checkpoint.{number}")),
             };
             if is_there {
-                return;
+                return true;
             }
         }
+        false
     }
 }
 
@@ -162,12 +169,13 @@ fn t41_whoever_is_killed_at_any_moment_of_a_checkpoint_nothing_of_it_is_wrong() 
         let list: Value = serde_json::from_str(&work.run(&["vm", "checkpoints", "shop", "--json"])).expect("JSON");
         list.as_array().and_then(|list| list.last()?["number"].as_u64()).expect("one")
     };
+    let mut met = [0; Moment::ALL.len()];
     for victims in [&all[..1], &all[1..2], &all[2..3], &all[3..], &all[..]] {
-        for moment in Moment::ALL {
+        for (moment, met) in Moment::ALL.into_iter().zip(&mut met) {
             println!("{victims:?} at {moment:?}");
             let (machine, before) = (machines.process("shop", "qemu.pid"), last());
             let mut command = machines.directory.spawn_unheard(&["vm", "checkpoint", "shop", "--keep=3"]);
-            moment.wait(&home, before + 1, &mut command);
+            *met += u32::from(moment.wait(&home, before + 1, &mut command));
             let killed: Vec<u32> = victims.iter().filter_map(|file| machines.process("shop", file)).collect();
             for victim in &killed {
                 process::send(*victim, rustix::process::Signal::KILL);
@@ -191,6 +199,7 @@ fn t41_whoever_is_killed_at_any_moment_of_a_checkpoint_nothing_of_it_is_wrong() 
             assert_eq!(last(), before + 1, "the next one is taken");
         }
     }
+    assert!(met.iter().all(|met| *met > 0), "a moment was never met: {met:?} of {:?}", Moment::ALL);
     // All that was restored on the way is in it.
     work.verify("shop");
     work.restore("shop");
