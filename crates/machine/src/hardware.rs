@@ -130,6 +130,9 @@ impl Hardware {
             let both = self.processor.as_ref().zip(other.processor.as_ref());
             return both.map_or(Ok(()), |(was, is)| was.check(is));
         }
+        if missing.is_none() && new.is_none() {
+            return Err("its checkpoints are of the same hardware in another order".to_owned());
+        }
         let (was, is) = (missing.cloned().unwrap_or_else(none), new.cloned().unwrap_or_else(none));
         Err(format!("its checkpoints are of other hardware: {was} then, {is} now"))
     }
@@ -163,6 +166,9 @@ mod tests {
         }
         let more = [&usual[..], &["-device", "virtio-balloon-pci"]].concat();
         assert!(known.check(&hardware(&more)).unwrap_err().contains("nothing then, -device virtio-balloon-pci now"));
+        // A device that a guest finds elsewhere is another one for it.
+        let swapped = known.check(&hardware(&["-smp", "1", "-machine", "q35", "-device", "virtio-blk-pci"]));
+        assert!(swapped.unwrap_err().ends_with("in another order"));
         let newer = Hardware { qemu: "10.1".to_owned(), ..known.clone() };
         let said = known.check(&newer).unwrap_err();
         assert!(said.contains("10.0") && said.contains("10.1"), "{said}");

@@ -117,11 +117,6 @@ impl Encoder {
         self.options.link_bytes_per_second = bytes_per_second;
     }
 
-    /// What the index of the other side's content takes at most, bytes.
-    pub fn index_bytes_max(&self) -> u64 {
-        self.shape.pieces(Space::Memory).min(self.options.held_pages_max).saturating_mul(20)
-    }
-
     /// Writes an epoch: what changed since the one that was acknowledged last. It is under way then; after an error the
     /// connection is of no use any more, and [`Encoder::resume`] follows with the next one.
     ///

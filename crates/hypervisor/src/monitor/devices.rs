@@ -70,38 +70,6 @@ impl Monitor {
         self.tell("device_del", json!({ "id": id })).await
     }
 
-    /// `netdev_add`, with `type`, `id` and its own properties.
-    ///
-    /// # Errors
-    /// Those of [`Monitor::execute`].
-    pub async fn add_network(&self, properties: Value) -> Result<(), HypervisorError> {
-        self.tell("netdev_add", properties).await
-    }
-
-    /// `netdev_del`.
-    ///
-    /// # Errors
-    /// Those of [`Monitor::execute`].
-    pub async fn remove_network(&self, id: &str) -> Result<(), HypervisorError> {
-        self.tell("netdev_del", json!({ "id": id })).await
-    }
-
-    /// `chardev-add`, with a back end as QEMU's `ChardevBackend`.
-    ///
-    /// # Errors
-    /// Those of [`Monitor::execute`].
-    pub async fn add_character_device(&self, id: &str, backend: Value) -> Result<(), HypervisorError> {
-        self.tell("chardev-add", json!({ "id": id, "backend": backend })).await
-    }
-
-    /// `chardev-remove`.
-    ///
-    /// # Errors
-    /// Those of [`Monitor::execute`].
-    pub async fn remove_character_device(&self, id: &str) -> Result<(), HypervisorError> {
-        self.tell("chardev-remove", json!({ "id": id })).await
-    }
-
     /// `set_link`: the cable of a network card (its id in the configuration) is in or out.
     ///
     /// # Errors

@@ -163,14 +163,6 @@ impl Monitor {
         self.tell("migrate_cancel", json!({})).await
     }
 
-    /// `migrate-continue`: goes on from a status that it waits in.
-    ///
-    /// # Errors
-    /// Those of [`Monitor::execute`].
-    pub async fn continue_migration(&self, from: &str) -> Result<(), HypervisorError> {
-        self.tell("migrate-continue", json!({ "state": from })).await
-    }
-
     /// `migrate-set-capabilities`, by QEMU's names.
     ///
     /// # Errors
