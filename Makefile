@@ -21,7 +21,7 @@ DEMO ?=
 GUEST ?=
 # What all tests of `make test` may take together, in seconds. On two quiet processors, where about four run at a time,
 # they take a third of it; under a quota of one processor, more than half.
-TEST_SECONDS ?= 12000
+TEST_SECONDS ?= 9000
 # How long each part of `make soak` takes.
 SOAK_SECONDS ?= 600
 # How long `make fuzz` looks.
