@@ -37,9 +37,13 @@ async fn psql_runs_scripts_copies_and_describes() -> anyhow::Result<()> {
     let script = SCRIPT.replace("\\bind 3\n", "");
     let output = run_well(psql, &script).await?;
     assert_eq!(output, "1\n2\ntea|5.00\ncoffee|3.75\nsugar|1.10\nmilk|0.90\ncounted 4\n1\n2\n3\n4\n1\n");
-    for (command, expected) in
-        [("\\d items", "items_pkey"), ("\\dt", "items"), ("\\l", "shop"), ("\\df", ""), ("\\du", "postgres")]
-    {
+    for (command, expected) in [
+        ("\\d items", "items_pkey"),
+        ("\\dt", "items"),
+        ("\\l", "shop"),
+        ("\\df", "List of functions"),
+        ("\\du", "postgres"),
+    ] {
         let mut psql = postgresql("psql", &cluster)?;
         psql.args(["-X", "-c", command]);
         assert!(run_well(psql, "").await?.contains(expected), "{command}");

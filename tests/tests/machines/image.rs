@@ -103,7 +103,7 @@ async fn v12_the_root_file_system_grows_to_its_disk() {
 /// Spec: A7
 #[tokio::test]
 async fn v13_the_power_button_ends_a_guest_in_order_whatever_runs() {
-    let guest = TestGuest::boot_with(add_data_disk).await.unwrap();
+    let guest = TestGuest::restored_with(add_data_disk).await.unwrap();
     guest.run("mkfs.ext4 -q /dev/vdb && mount /dev/vdb /mnt").await.unwrap();
     // One that ends when it is asked to, one that does not, and both write.
     guest.run("(while echo x >>/mnt/one; do sleep 0.05; done) >/dev/null 2>&1 &").await.unwrap();

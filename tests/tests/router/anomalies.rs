@@ -253,6 +253,9 @@ async fn r6_v1_to_v6_are_serializable_on_every_server() -> anyhow::Result<()> {
                 let outcome = stage.play(case.schedule).await?;
                 let explanation = checker.explain(&outcome, freshness == "strict").await?;
                 assert!(explanation.is_some(), "{} on {place}, {freshness}: {outcome:?}", case.name);
+                // Who refuses everything is serializable, too.
+                let refused = outcome.programs.iter().filter(|program| !program.committed).count();
+                assert!(refused <= 1, "{} on {place}, {freshness}: {outcome:?}", case.name);
             }
         }
     }

@@ -47,6 +47,9 @@ async fn anomalies(cluster: &TestCluster, server: &str) -> anyhow::Result<Vec<St
     assert_eq!(schedules.len(), PERMUTATIONS);
     for schedule in schedules {
         let outcome = stage.play(&schedule).await?;
+        // Who refuses everything is serializable, too.
+        let refused = outcome.programs.iter().filter(|program| !program.committed).count();
+        assert!(refused <= 1, "{schedule}: {outcome:?}");
         if checker.explain(&outcome, true).await?.is_none() {
             unexplained.push(schedule);
         }

@@ -87,32 +87,6 @@ async fn a_wire_that_is_cut_for_ten_seconds_costs_only_time() {
     assert!(image_bytes < total_bytes, "{image_bytes} bytes were sent for {total_bytes}");
 }
 
-/// Figures, not promises: `--ignored --nocapture`.
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "it measures"]
-async fn how_long_a_clone_takes_over_a_slow_wire() {
-    let hosts = Arc::new(TwoHosts::start(100).await);
-    hosts.make_pgbench(13).await;
-    let sent_before = hosts.network.sent_bytes();
-    let (begin, answering) = (Instant::now(), Mutex::new(None));
-    let mut wanted = hosts.order("clone");
-    wanted.fill.limit_bytes_per_second = None;
-    let (events, failure) = order(&hosts, &wanted, |event| {
-        if let OrderEvent::Answering { .. } = event {
-            *answering.lock().expect("nobody panicked with it") = Some(begin.elapsed());
-        }
-    })
-    .await;
-    let whole = begin.elapsed();
-    assert_eq!(failure, None, "{:?}\n{}", events.last(), hosts.logs());
-    let Some(OrderEvent::Filling(last)) = events.last() else { panic!("{events:?}") };
-    assert_eq!(last.state, CloneState::Whole);
-    let (bytes, sent_bytes) = (last.total_bytes, hosts.network.sent_bytes() - sent_before);
-    let answering = answering.lock().expect("nobody panicked with it").take().expect("it has answered");
-    eprintln!("{bytes} bytes: answers after {answering:?}, whole after {whole:?}; {sent_bytes} bytes on the wire");
-    hosts.assert_same("clone").await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clone_goes_on_when_the_process_that_fills_it_is_killed() {
     let hosts = Arc::new(TwoHosts::start(100_000).await);

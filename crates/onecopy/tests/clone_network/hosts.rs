@@ -89,28 +89,6 @@ impl TwoHosts {
         size.parse().expect("a number")
     }
 
-    /// Tables as `pgbench -i` makes them, about 15 MB for each of `scale`.
-    pub async fn make_pgbench(&self, scale: u32) {
-        let (program, connection) = (self.primary.options().binaries.program("pgbench"), self.source_connection());
-        let mut command = Command::new(program);
-        command.args([
-            "-i",
-            "-q",
-            "-s",
-            &scale.to_string(),
-            "-h",
-            &connection.host,
-            "-p",
-            &connection.port.to_string(),
-        ]);
-        command.args(["-U", &connection.user, &connection.database]);
-        command.env("PGPASSWORD", connection.password.unwrap_or_default());
-        let output = tokio::task::spawn_blocking(move || command.output().expect("it runs")).await.expect("run");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let client = self.source_connection().connect_as_client().await.expect("connected");
-        client.batch_execute("CHECKPOINT").await.expect("written");
-    }
-
     fn start_host_services(&self) {
         let path = |path: PathBuf| path.to_string_lossy().into_owned();
         let source = [
