@@ -1,7 +1,5 @@
 //! A machine that goes on from where another one is.
 
-use std::time::Duration;
-
 use onecopy_machine::{
     BridgedNetwork, Forward, InterfaceAddress, Machine, MachineConfiguration, MachineError, MachineHome, MachineName,
 };
@@ -9,9 +7,6 @@ use onecopy_machine::{
 use super::registry::{blocking, with_card};
 use super::{Machines, fork_memory};
 use crate::{HostError, Progress};
-
-/// How long the guest may take to be told its name.
-const NAME_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a fork shall be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,9 +89,8 @@ impl Machines {
         let configuration = MachineConfiguration { forwards, network, ..was };
         configuration.check()?;
         let (user, made, from, shares) = (self.user.clone(), home.clone(), original.home().clone(), fork.shares);
-        // Its guest has its parent's addresses until it is told others.
-        let is_isolated = configuration.network.is_some();
-        let make = move || made.make_fork(&from, &configuration, (number, shares), is_isolated, &user);
+        // Its guest has its parent's name and addresses until it is told others.
+        let make = move || made.make_fork(&from, &configuration, (number, shares), true, &user);
         if let Err(error) = blocking("making a machine", make).await {
             // One that is made is somebody else's, of the same name; nobody else makes one meanwhile.
             if !home.is_made() {
@@ -111,15 +105,8 @@ impl Machines {
             return Err(error.into());
         }
         if let Some(reason) = machine.status().await?.network_failure {
-            let (machine, action) = (name.to_string(), "take its own addresses; its card is unplugged".to_owned());
+            let (machine, action) = (name.to_string(), "take its own identity; its card is unplugged".to_owned());
             return Err(MachineError::Guest { machine, action, reason }.into());
-        }
-        // Its kernel has the parent's name; from its next boot on it is told its own.
-        let argv = vec!["hostname".to_owned(), name.to_string()];
-        match self.execute(name, argv, None, Vec::new(), NAME_TIMEOUT).await {
-            Ok(told) if told.status == Some(0) => {}
-            Ok(told) => tracing::warn!(status = told.status, "the guest has its parent's host name"),
-            Err(error) => tracing::warn!(%error, "the guest has its parent's host name"),
         }
         Ok(number)
     }

@@ -118,6 +118,12 @@ pub(super) async fn prepare(
 ) -> Result<Duration, MachineError> {
     let home = keeper.home();
     let failed = |reason: String| MachineError::Checkpoint { machine: home.name().to_string(), reason };
+    // Who goes on from there would have its parent's, and nobody would plug its card in.
+    if home.isolated_file().exists() {
+        return Err(failed(
+            "it is a fork whose guest has not got its own identity yet; its keeper.log says why".into(),
+        ));
+    }
     let memory = MemoryClient::connect(home).await.map_err(|_| {
         failed(match memory::is_private(home) {
             true => "it shares its memory with other forks; make it with --independent, or stop and start it".into(),

@@ -2,6 +2,7 @@
 //! guest's addresses, and its part of a checkpoint.
 
 use std::fs;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onecopy_checkpoint::take::{self, Cause};
@@ -20,6 +21,9 @@ use crate::memory_server::descriptor_of;
 use crate::network::{BridgedNetwork, interface_name};
 use crate::network_holder::{EndedEpoch, NetworkClient, Request, ServedNetwork, is_to_hold};
 use crate::{MachineConfiguration, MachineError, MachineHome, hypervisor_failed};
+
+/// The time between two attempts to give a guest its identity.
+const IDENTITY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A machine that has come is announced three times, after pauses: a frame may be lost.
 const ANNOUNCE_AFTER: [Duration; 3] = [Duration::ZERO, Duration::from_millis(100), Duration::from_secs(1)];
@@ -114,11 +118,15 @@ pub(super) async fn silence(home: &MachineHome, machine: &Machine) -> Result<(),
     machine.monitor().set_migration_parameters(none).await.map_err(|error| hypervisor_failed(home.name(), error))
 }
 
-/// Gives a guest that answers the addresses that it shall have, once for each boot and each start of QEMU, and plugs it
-/// in then.
+/// Gives a guest on a bridge that answers the addresses that it shall have, once for each boot and each start of QEMU,
+/// and a fork its own name and machine id, once; plugs it in then. The daemon does that for forks in a cluster.
 pub(super) async fn set_identity(keeper: &Keeper, machine: &Machine, agent: &Agent) {
     let home = keeper.home();
-    let Ok(MachineConfiguration { network: Some(network), .. }) = home.configuration() else { return };
+    let Ok(MachineConfiguration { network, .. }) = home.configuration() else { return };
+    let is_fork = home.isolated_file().exists() && !home.name().is_of_clusters();
+    if network.is_none() && !is_fork {
+        return keeper.change(|status| status.network_failure = None);
+    }
     let which = format!("{} {}\n", machine.process_id(), agent.greeting().boot_id);
     match fs::read_to_string(home.identity_file()) {
         Ok(known) if known == which => return,
@@ -131,11 +139,13 @@ pub(super) async fn set_identity(keeper: &Keeper, machine: &Machine, agent: &Age
         }
         Ok(_) | Err(_) => {}
     }
+    let address = network.as_ref().and_then(|network| network.address);
     let identity = Identity {
-        mac: Some(network.card(home.root()).to_string()),
-        address: network.address.map(|address| address.to_string()),
-        gateway: network.gateway.map(|gateway| gateway.to_string()),
-        ..Identity::default()
+        hostname: is_fork.then(|| home.name().to_string()),
+        machine_id: is_fork.then(|| format!("{:032x}", rand::random::<u128>())),
+        mac: network.as_ref().map(|network| network.card(home.root()).to_string()),
+        address: address.map(|address| address.to_string()),
+        gateway: network.and_then(|network| network.gateway).map(|gateway| gateway.to_string()),
     };
     let plugged = match agent.set_identity(identity).await {
         Ok(()) => connect(home, machine).await,
@@ -143,16 +153,24 @@ pub(super) async fn set_identity(keeper: &Keeper, machine: &Machine, agent: &Age
     };
     let failure = plugged.err().map(|error| error.to_string());
     if let Some(failure) = &failure {
-        tracing::error!(failure, "the guest has not got its addresses; it is tried again when its agent is lost");
+        tracing::error!(failure, "the guest has not got its identity; it is tried again");
     } else {
         note_identity(home, &which);
     }
-    if let Some(address) = network.address.filter(|_| failure.is_none())
+    if let Some(address) = address.filter(|_| failure.is_none())
         && let Err(error) = announce(home, vec![address.address]).await
     {
         tracing::warn!(error, "the network is not told where the machine is");
     }
     keeper.change(|status| status.network_failure = failure);
+}
+
+/// Tries again and again to give a guest its identity that has not got it.
+pub(super) async fn set_identity_again(keeper: Arc<Keeper>, machine: Machine, agent: Agent) {
+    while keeper.network_failure().is_some() {
+        tokio::time::sleep(IDENTITY_INTERVAL).await;
+        set_identity(&keeper, &machine, &agent).await;
+    }
 }
 
 /// Which guest has got its addresses.

@@ -279,7 +279,7 @@ pub struct KeeperStatus {
     /// How often the process that passes its frames was started again.
     #[serde(default)]
     pub network_restarts: u64,
-    /// Why the guest has not got the addresses that it shall have.
+    /// Why the guest has not got its addresses, or a fork its name.
     #[serde(default)]
     pub network_failure: Option<String>,
     /// It stands for a migration, and it is not known here on which host it goes on.

@@ -46,6 +46,9 @@ pub(super) fn network(
     order: &MigrationOrder,
 ) -> Result<Option<BridgedNetwork>, String> {
     let home = keeper.home();
+    if let Some(failure) = keeper.network_failure() {
+        return Err(format!("its guest has not got its identity: {failure}"));
+    }
     let Some(network) = &configuration.network else {
         return match &order.bridge {
             Some(bridge) => {
@@ -56,12 +59,6 @@ pub(super) fn network(
     };
     if is_to_hold(home) {
         return Err(HELD.to_owned());
-    }
-    if home.isolated_file().exists() {
-        return Err("it is a fork whose guest has not got its own addresses yet".to_owned());
-    }
-    if let Some(failure) = keeper.network_failure() {
-        return Err(format!("its guest has not got its addresses: {failure}"));
     }
     let bridge = order.bridge.clone().unwrap_or_else(|| network.bridge.clone());
     let there = BridgedNetwork { bridge, mac: Some(network.card(home.root())), ..network.clone() };

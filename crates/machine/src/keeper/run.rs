@@ -339,6 +339,7 @@ async fn look_after_agent(
         tracing::info!(kernel = greeting.kernel, boot = greeting.boot_id, "the guest's agent answers");
         network::set_identity(&keeper, &machine, &agent).await;
         keeper.set_agent(agent.clone(), greeting.kernel);
+        let naming = tokio::spawn(network::set_identity_again(Arc::clone(&keeper), machine.clone(), agent.clone()));
         let thawing = tokio::spawn(thaw_left(machine.clone(), Arc::clone(&keeper)));
         // Where one waits to be heard already, that is enough.
         let told = || {
@@ -346,6 +347,7 @@ async fn look_after_agent(
         };
         unresponsive::watch(&machine, &agent, &keeper, rule.silent_after, told).await;
         tracing::warn!(reason = agent.lost(), "the guest's agent is lost");
+        naming.abort();
         thawing.abort();
         keeper.forget_agent(unix_ms());
     }

@@ -3,7 +3,7 @@
 use onecopy_testing::{ControlGroup, skip};
 
 use crate::checkpoints::is_left_out;
-use crate::machines::MachineDirectory;
+use crate::machines::{MachineDirectory, until};
 
 /// Kilobytes of memory that are a process's alone.
 fn private_kib(process: u32) -> u64 {
@@ -61,6 +61,12 @@ fn t19_forks_go_on_from_where_their_parent_is_and_see_nothing_of_each_other() {
     for fork in ["second", "third"] {
         assert_eq!((machines.guest(fork, all), machines.guest(fork, "hostname")), (before.clone(), fork.to_owned()));
     }
+    // They have names of their own before they are heard, and their cables since.
+    let numbers = ["first", "second", "third"].map(|name| machines.guest(name, "cat /etc/machine-id"));
+    assert!(numbers[0] != numbers[1] && numbers[1] != numbers[2] && numbers[0] != numbers[2], "{numbers:?}");
+    for fork in ["second", "third"] {
+        assert_eq!(machines.guest(fork, "cat /sys/class/net/eth0/carrier"), "1", "{fork}");
+    }
     // The two are of one instant, and draw other random numbers.
     let drawn = ["first", "second", "third"].map(|name| machines.guest(name, "head -c 16 /dev/urandom | md5sum"));
     assert!(drawn[0] != drawn[1] && drawn[1] != drawn[2] && drawn[0] != drawn[2], "{drawn:?}");
@@ -109,7 +115,18 @@ fn t19_forks_go_on_from_where_their_parent_is_and_see_nothing_of_each_other() {
     for name in ["fifth", "sixth"] {
         assert_eq!(machines.guest(name, "cat /dev/shm/kept /root/kept"), "fourth\nthird");
     }
-    for name in ["sixth", "fifth", "fourth", "third", "second", "first"] {
+    // One that cannot take its identity is not heard, and nobody goes on from it, until it can.
+    machines.guest("fourth", "chattr +i /etc/hostname");
+    let complaint = run(&["vm", "fork", "fourth", "seventh", "--independent"]).refused(1);
+    assert!(complaint.contains("take its own identity; its card is unplugged"), "{complaint}");
+    let complaint = run(&["vm", "checkpoint", "seventh"]).refused(1);
+    assert!(complaint.contains("has not got its own identity yet"), "{complaint}");
+    assert_ne!(machines.guest("seventh", "cat /sys/class/net/eth0/carrier || true"), "1");
+    machines.guest("seventh", "chattr -i /etc/hostname");
+    until("it is heard", || machines.guest("seventh", "cat /sys/class/net/eth0/carrier || true") == "1");
+    assert_eq!(machines.guest("seventh", "hostname"), "seventh");
+    run(&["vm", "checkpoint", "seventh"]).ok();
+    for name in ["seventh", "sixth", "fifth", "fourth", "third", "second", "first"] {
         run(&["vm", "stop", name, "--force"]).ok();
         run(&["vm", "delete", name]).ok();
     }
