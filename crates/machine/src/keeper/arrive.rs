@@ -244,7 +244,9 @@ fn epoch(
     };
     match link.receive(decoder, to, blocks).map_err(words)? {
         Received::Epoch(held) => link.acknowledge(held).map_err(words),
-        Received::Message(_) => Err("something else came than an epoch".to_owned()),
+        Received::Message(_) => {
+            Err("a message came where an epoch was due; run the same version of onecopy on both hosts".to_owned())
+        }
     }
 }
 

@@ -84,6 +84,19 @@ pub(super) enum Answered {
     Running { forwards: Vec<Forward> },
 }
 
+impl Answered {
+    /// Where another answer was due.
+    pub(super) fn instead_of(&self, due: &str) -> String {
+        let answer = match self {
+            Answered::Accepted { .. } => "accepted",
+            Answered::Waiting {} => "waiting",
+            Answered::Loaded {} => "loaded",
+            Answered::Running { .. } => "running",
+        };
+        format!("the other host answered `{answer}` where `{due}` was due; run the same version of onecopy on both")
+    }
+}
+
 /// As it travels.
 pub(super) fn message(of: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(of).expect("texts and numbers")

@@ -357,9 +357,8 @@ impl Work {
         let hardware = Hardware::of_process(&self.machine)?;
         sender.say(&Said::Hello { token: departure.token.clone(), hardware })?;
         sender.send(image.prefix())?;
-        let Answered::Accepted { reads_disk, .. } = sender.answer()? else {
-            return Err("it answers something else".to_owned());
-        };
+        let answer = sender.answer()?;
+        let Answered::Accepted { reads_disk, .. } = answer else { return Err(answer.instead_of("accepted")) };
         if !reads_disk {
             sender.forget_disk();
         }
@@ -376,9 +375,8 @@ impl Work {
             self.ask::<()>(Request::Release)?;
             if last.replace(ended.epoch).is_none() {
                 sender.say(&Said::Wait {})?;
-                let Answered::Waiting {} = sender.answer()? else {
-                    return Err("it answers something else".to_owned());
-                };
+                let answer = sender.answer()?;
+                let Answered::Waiting {} = answer else { return Err(answer.instead_of("waiting")) };
                 self.tell(MigrationEvent::Waiting);
             }
             total.add(&counts);
@@ -503,7 +501,8 @@ impl Work {
     /// Sends what is left of a machine that stands, and writes down that it was given away once it stands there.
     fn give(&self, sender: &mut Sender, last: u64, taken: &Taken) -> Result<Counts, String> {
         let counts = self.send(sender, taken.memory.epoch.0, Some(last), None, &taken.devices)?;
-        let Answered::Loaded {} = sender.answer()? else { return Err("it answers something else".to_owned()) };
+        let answer = sender.answer()?;
+        let Answered::Loaded {} = answer else { return Err(answer.instead_of("loaded")) };
         self.tell(MigrationEvent::Loaded);
         self.check_wanted()?;
         if let Some(ending) = self.machine.state().ending() {

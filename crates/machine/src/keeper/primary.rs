@@ -137,9 +137,8 @@ impl Run {
         let hardware = Hardware::of_process(&self.work.machine)?;
         sender.say(&Said::Hello { token: self.departure.token.clone(), hardware })?;
         sender.send(image.prefix())?;
-        let Answered::Accepted { fences, .. } = sender.answer()? else {
-            return Err("it answers something else".to_owned());
-        };
+        let answer = sender.answer()?;
+        let Answered::Accepted { fences, .. } = answer else { return Err(answer.instead_of("accepted")) };
         self.departure.fences = fences;
         let mut last = None;
         for copied in 1.. {
@@ -148,9 +147,8 @@ impl Run {
             let counts = self.braked(longest, || self.send(sender, cut, last, &[]))?;
             if last.replace(cut).is_none() {
                 sender.say(&Said::Wait {})?;
-                let Answered::Waiting {} = sender.answer()? else {
-                    return Err("it answers something else".to_owned());
-                };
+                let answer = sender.answer()?;
+                let Answered::Waiting {} = answer else { return Err(answer.instead_of("waiting")) };
             }
             if counts.pieces() <= LITTLE_PIECES || copied >= COPIES_MAX {
                 return Ok(cut);
@@ -282,7 +280,8 @@ impl Run {
         let give = &mut |sender: &mut Sender, taken: &Taken| {
             sender.say(&Said::Last {})?;
             let counts = self.send(sender, cut_of(taken)?, Some(last), &taken.devices)?;
-            let Answered::Loaded {} = sender.answer()? else { return Err("it answers something else".to_owned()) };
+            let answer = sender.answer()?;
+            let Answered::Loaded {} = answer else { return Err(answer.instead_of("loaded")) };
             if !self.is_wanted() {
                 return Err("it was cancelled".to_owned());
             }
