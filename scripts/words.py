@@ -30,6 +30,11 @@ WORDS = {
     r"speaks_of_the_server": "server-specific",
     r"tells_the_time": "time-dependent",
     r"Workshop": "a provisioner",
+    r"\w*PATIENCE|Patience": "a timeout",
+    r"Stretch": "an extent",
+    r"speed_of_hand": "the clock sweep's speed",
+    r"Seat": "an allocation",
+    r"inquiry": "a client of the daemon",
 }
 
 

@@ -106,7 +106,7 @@ onecopy_clock_sweep_attach(void)
 
 /* Buffers the hand has passed in a millisecond since the last look. */
 static double
-speed_of_hand(int at)
+sweep_speed(int at)
 {
 	instr_time	now;
 	instr_time	since;
@@ -144,13 +144,13 @@ onecopy_clock_sweep_skip(int longest_ms)
 	}
 	if (hand >= keep)
 	{
-		(void) speed_of_hand(0);
+		(void) sweep_speed(0);
 		rest_look_ms = hand == rested_at ? Min(rest_look_ms * 2, REST_LOOK_MS_MAX) : 1;
 		rested_at = hand;
 		return Min(rest_look_ms, longest_ms);
 	}
 	rested_at = NOT_RESTING;
-	speed = speed_of_hand((int) hand);
+	speed = sweep_speed((int) hand);
 	if (speed <= 0)
 		return longest_ms;
 	wait_ms = SHARE_OF_WAY * (keep - (int) hand) / speed;

@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use crate::pgbench::{Counts, parse};
 
 /// How long what is waited for may take.
-const PATIENCE: Duration = Duration::from_secs(300);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 /// How often a server is asked that does not answer yet.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// Where PostgreSQL's programs are in a guest.
@@ -106,7 +106,7 @@ impl Guests {
 
     async fn execute(&self, name: &str, command: &str, input: Vec<u8>) -> anyhow::Result<String> {
         let argv = ["sh", "-c", command].map(str::to_owned).to_vec();
-        let executed = self.machines.execute(&name.parse()?, argv, None, input, PATIENCE).await?;
+        let executed = self.machines.execute(&name.parse()?, argv, None, input, ANSWER_TIMEOUT).await?;
         let said = executed.stdout.to_text();
         ensure!(executed.status == Some(0), "{command} in {name}: {said}{}", executed.stderr.to_text());
         Ok(said.trim().to_owned())
@@ -139,7 +139,9 @@ impl Guests {
                 async { access.connect_as_client().await?.batch_execute(query).await.map_err(anyhow::Error::from) };
             match asked.await {
                 Ok(()) => return Ok(begun.elapsed()),
-                Err(error) if begun.elapsed() > PATIENCE => return Err(error.context(format!("{name} is silent"))),
+                Err(error) if begun.elapsed() > ANSWER_TIMEOUT => {
+                    return Err(error.context(format!("{name} is silent")));
+                }
                 Err(_) => tokio::time::sleep(LOOK_INTERVAL).await,
             }
         }

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// How long a close waits for requests that wait for another host.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A disk that this process has open. Clones are the same disk. When the last one goes without [`close`](Disk::close)
 /// the disk is left as after a killed process: nothing that was flushed is lost.
@@ -87,7 +87,7 @@ impl Disk {
     /// [`DiskError::Closed`] when it was closed before. Any other: the last writes may not be durable; the lease is
     /// given back nevertheless.
     pub fn close(&self) -> Result<(), DiskError> {
-        self.0.workers.close(CLOSE_PATIENCE);
+        self.0.workers.close(CLOSE_TIMEOUT);
         if !self.0.core.shut() {
             return Err(DiskError::Closed);
         }

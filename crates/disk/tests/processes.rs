@@ -14,7 +14,7 @@ use onecopy_disk::{At, BLOCK_BYTES, CreateOptions, Disk, DiskError, OpenOptions}
 
 const BLOCKS: u64 = 2048;
 /// What a lease may take to be given back, on a machine that has more to do.
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_MAX: Duration = Duration::from_secs(120);
 const CHILD: &str = "ONECOPY_TEST_DISK";
 /// The last version that an earlier one has said.
 const DONE: &str = "ONECOPY_TEST_DISK_DONE";
@@ -39,7 +39,7 @@ fn block_of(version: u64) -> u64 {
 #[test]
 fn child() {
     let Some(directory) = std::env::var_os(CHILD) else { return };
-    let disk = open(Path::new(&directory), PATIENCE).unwrap();
+    let disk = open(Path::new(&directory), WAIT_MAX).unwrap();
     let mut output = std::io::stdout().lock();
     let done: u64 = std::env::var(DONE).unwrap().parse().unwrap();
     for version in done + 1.. {
@@ -120,7 +120,7 @@ fn b7_a_disk_is_one_processes_and_its_holder_is_named() {
     assert!(holder.starts_with(&format!("process {} ", other.0.id())), "{holder}");
     assert_eq!(Disk::geometry(home.path()).unwrap().size_bytes, BLOCKS * BLOCK_BYTES);
     other.kill();
-    assert!(!open(home.path(), PATIENCE).unwrap().was_closed());
+    assert!(!open(home.path(), WAIT_MAX).unwrap().was_closed());
 }
 
 /// Some of the kills come in the middle of snapshots, deletions and the housekeeping behind them.
@@ -142,7 +142,7 @@ fn b3_what_a_killed_process_acknowledged_is_there_flushed_or_not() {
         done = last.unwrap_or(0).max(read).max(done);
         let report = Disk::check(home.path()).unwrap();
         assert!(report.is_sound(), "{report:?}");
-        let disk = open(home.path(), PATIENCE).unwrap();
+        let disk = open(home.path(), WAIT_MAX).unwrap();
         check(&disk, done);
         if round % 2 == 0 {
             disk.close().unwrap();

@@ -35,7 +35,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(300);
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a guest that does not answer is waited for before it is stopped without being asked.
-const STOP_PATIENCE: Duration = Duration::from_secs(15);
+const ANSWERING_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How long a small question may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
@@ -289,7 +289,7 @@ impl GuestServer {
             return self.machine.stop(true, STOP_TIMEOUT).await;
         }
         if self.machine.process_id().is_some() {
-            if let Err(error) = self.machine.wait_answering(STOP_PATIENCE).await {
+            if let Err(error) = self.machine.wait_answering(ANSWERING_TIMEOUT).await {
                 tracing::warn!(%error, "the guest is unresponsive");
             }
             let mode = if mode == StopMode::Smart { protocol::StopMode::Smart } else { protocol::StopMode::Fast };

@@ -25,7 +25,7 @@ const BEFORE: Duration = Duration::from_secs(10);
 /// How often it is looked whether a disk is whole.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// What all of a disk may need.
-const DISK_PATIENCE: Duration = Duration::from_secs(600);
+const DISK_TIMEOUT: Duration = Duration::from_secs(600);
 /// Memory that is written to.
 const SPAN_BYTES: u32 = 64 << 20;
 const CLIENTS: u32 = 2;
@@ -336,7 +336,7 @@ impl Site {
             if known["arrival"]["is_whole"] == true {
                 break;
             }
-            ensure!(begun.elapsed() < DISK_PATIENCE, "its disk does not come: {known}");
+            ensure!(begun.elapsed() < DISK_TIMEOUT, "its disk does not come: {known}");
             tokio::time::sleep(LOOK_INTERVAL).await;
         }
         drop(serving);
@@ -356,7 +356,7 @@ impl Site {
             if scanned >= disk_bytes {
                 return Ok(());
             }
-            ensure!(begun.elapsed() < DISK_PATIENCE, "its disk is scanned up to {scanned} only");
+            ensure!(begun.elapsed() < DISK_TIMEOUT, "its disk is scanned up to {scanned} only");
             tokio::time::sleep(LOOK_INTERVAL).await;
         }
     }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::fetch::{Fetched, Parsed};
 use super::format::{Begin, DIGEST_PIECES, End, Form, Kind, Reader, Run, read_part};
 use super::part::{Digest, xor};
-use super::{Blocks, Decoded, DeltaError, Destination, Different, HeldEpoch, Shape, Space};
+use super::{Blocks, Decoded, DeltaError, Destination, Different, HeldEpoch, Sizes, Space};
 use crate::PAGE_BYTES;
 use crate::restore::DEVICES_BYTES_MAX;
 
@@ -24,10 +24,10 @@ const AHEAD_PARTS: usize = 8;
 
 /// Decodes epochs of one other side into a machine's memory and disk.
 ///
-/// The other side may lie: nothing outside of the machine's shape is read or written, and no epoch counts whose pieces
+/// The other side may lie: nothing outside of the machine's sizes is read or written, and no epoch counts whose pieces
 /// are not what its sender says that they are. What the sender says is its own affair.
 pub struct Decoder {
-    shape: Shape,
+    sizes: Sizes,
     held: HeldEpoch,
     devices: Vec<u8>,
     open: Option<Open>,
@@ -52,13 +52,13 @@ struct Devices {
 
 impl Decoder {
     /// For a machine that holds nothing of the other side.
-    pub fn new(shape: Shape) -> Decoder {
-        Decoder::holding(shape, HeldEpoch::NOTHING, Vec::new())
+    pub fn new(sizes: Sizes) -> Decoder {
+        Decoder::holding(sizes, HeldEpoch::NOTHING, Vec::new())
     }
 
     /// For a machine that holds an epoch of the other side, with its devices.
-    pub fn holding(shape: Shape, held: HeldEpoch, devices: Vec<u8>) -> Decoder {
-        Decoder { shape, held, devices, open: None, is_verified: true, is_end_checked: true }
+    pub fn holding(sizes: Sizes, held: HeldEpoch, devices: Vec<u8>) -> Decoder {
+        Decoder { sizes, held, devices, open: None, is_verified: true, is_end_checked: true }
     }
 
     /// What every test must fail with that is about what digests find.
@@ -119,10 +119,10 @@ impl Decoder {
         blocks: &dyn Blocks,
     ) -> Result<Decoded, DeltaError> {
         self.open = None;
-        if begin.shape != self.shape {
+        if begin.sizes != self.sizes {
             return Err(DeltaError::malformed(format!(
                 "it is a machine of {:?}, and here of {:?}",
-                begin.shape, self.shape
+                begin.sizes, self.sizes
             )));
         }
         // Who begins anew says so, and this side forgets what it holds.

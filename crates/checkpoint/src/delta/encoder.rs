@@ -8,9 +8,9 @@ use onecopy_pagemap::{Bounds, ContentHash, Found, PageMap, content_hash};
 
 use super::choice::Worth;
 use super::format::{Begin, End, Form, Kind, PART_PIECES_MAX, write_part};
-use super::part::{Made, Part, Plan, Planned, ZSTD_LEVEL, xor};
+use super::part::{EncodedPart, Part, Plan, Planned, ZSTD_LEVEL, xor};
 use super::{
-    BlockAt, Changed, Counts, DeltaError, Different, Epoch, HELD_PAGES_MAX, HeldEpoch, Known, Piece, Shape, Source,
+    BlockAt, Changed, Counts, DeltaError, Different, Epoch, HELD_PAGES_MAX, HeldEpoch, Known, Piece, Sizes, Source,
     Space, VERSIONS_MAX, Version, Wanted, threads,
 };
 use crate::PAGE_BYTES;
@@ -61,7 +61,7 @@ struct Sent {
 ///     └──── resume ─────┘   └─┘
 /// ```
 pub struct Encoder {
-    shape: Shape,
+    sizes: Sizes,
     options: Options,
     /// What each page of the other side's memory holds, by what was sent of it.
     held: PageMap,
@@ -79,10 +79,10 @@ impl Encoder {
     ///
     /// # Errors
     /// A size that no machine has here.
-    pub fn new(shape: Shape, options: Options) -> Result<Encoder, DeltaError> {
-        let held = index(shape, options)?;
+    pub fn new(sizes: Sizes, options: Options) -> Result<Encoder, DeltaError> {
+        let held = index(sizes, options)?;
         Ok(Encoder {
-            shape,
+            sizes,
             options,
             held,
             acknowledged: HeldEpoch::NOTHING,
@@ -98,8 +98,8 @@ impl Encoder {
     ///
     /// # Errors
     /// As [`Encoder::new`].
-    pub fn holding(shape: Shape, options: Options, held: HeldEpoch) -> Result<Encoder, DeltaError> {
-        Ok(Encoder { acknowledged: held, ..Encoder::new(shape, options)? })
+    pub fn holding(sizes: Sizes, options: Options, held: HeldEpoch) -> Result<Encoder, DeltaError> {
+        Ok(Encoder { acknowledged: held, ..Encoder::new(sizes, options)? })
     }
 
     /// The epoch that the other side holds for certain.
@@ -133,7 +133,7 @@ impl Encoder {
         let begin = Begin {
             epoch: epoch.number,
             since: self.acknowledged,
-            shape: self.shape,
+            sizes: self.sizes,
             versions: epoch.versions.to_vec(),
         };
         let mut out = Out { to, hasher: blake3::Hasher::new(), counts: Counts::default() };
@@ -174,7 +174,7 @@ impl Encoder {
         if epoch.number <= self.acknowledged.epoch {
             return no(format!("{:?} is held", self.acknowledged));
         }
-        if epoch.disk.is_some() && !self.shape.disk_travels {
+        if epoch.disk.is_some() && !self.sizes.disk_travels {
             return no("writes to the disk do not travel".to_owned());
         }
         let is_long = |version: &Version| matches!(version, Version::Snapshot(name) if name.len() > 255);
@@ -187,7 +187,7 @@ impl Encoder {
         for (space, changed) in [(Space::Memory, Some(epoch.memory)), (Space::Disk, epoch.disk)] {
             let numbers = changed.map_or(&[][..], |changed| changed.numbers);
             let is_rising = numbers.windows(2).all(|pair| pair[0] < pair[1]);
-            if !is_rising || numbers.last().is_some_and(|last| *last >= self.shape.pieces(space)) {
+            if !is_rising || numbers.last().is_some_and(|last| *last >= self.sizes.pieces(space)) {
                 return no(format!("the numbers of {space:?} do not rise, or leave it"));
             }
         }
@@ -199,7 +199,7 @@ impl Encoder {
         &mut self,
         space: Space,
         changed: Changed<'_>,
-        made: &SyncSender<Made>,
+        made: &SyncSender<EncodedPart>,
         worth: Worth,
         mut plan: impl FnMut(&mut Encoder, &mut [Planned], &[ContentHash]) -> Result<(), DeltaError>,
     ) -> Result<(), DeltaError> {
@@ -225,7 +225,7 @@ impl Encoder {
             threads::each(threads, parts.iter_mut(), |part| part.make(changed.source, worth))?;
             for part in parts {
                 // Who does not take it any more has had an error, which is the one that is told.
-                made.send(part.into_made()).map_err(|_| DeltaError::malformed("given up"))?;
+                made.send(part.into_encoded()).map_err(|_| DeltaError::malformed("given up"))?;
             }
         }
         Ok(())
@@ -249,7 +249,7 @@ impl Encoder {
             known.find_many(&wanted, &mut found).map_err(DeltaError::machine("look for the content of pages"))?;
         }
         found.resize(wanted.len(), None);
-        let blocks = self.shape.pieces(Space::Disk);
+        let blocks = self.sizes.pieces(Space::Disk);
         let is_there = |at: &BlockAt| {
             usize::from(at.version) < versions && at.block < blocks && changed_blocks.binary_search(&at.block).is_err()
         };
@@ -410,7 +410,7 @@ impl Encoder {
             }
             return Ok(held != HeldEpoch::NOTHING);
         }
-        self.held = index(self.shape, self.options)?;
+        self.held = index(self.sizes, self.options)?;
         self.under_way.clear();
         self.devices.clear();
         self.acknowledged = HeldEpoch::NOTHING;
@@ -435,10 +435,10 @@ impl Encoder {
     }
 }
 
-fn index(shape: Shape, options: Options) -> Result<PageMap, DeltaError> {
+fn index(sizes: Sizes, options: Options) -> Result<PageMap, DeltaError> {
     // Nothing asks it by address.
     let bounds = Bounds { blocks_max: options.held_pages_max, guest_memory_bytes: 0 };
-    let made = PageMap::new(shape.memory_bytes, options.seed, bounds);
+    let made = PageMap::new(sizes.memory_bytes, options.seed, bounds);
     made.map_err(|error| DeltaError::Epoch { epoch: 0, what: error.to_string() })
 }
 
@@ -469,9 +469,12 @@ struct Out<'a, W> {
 
 impl<W: Write + Send> Out<'_, W> {
     /// Writes parts while the next ones are made: a link that is slow holds nobody up before it must.
-    fn while_made(&mut self, make: impl FnOnce(&SyncSender<Made>) -> Result<(), DeltaError>) -> Result<(), DeltaError> {
+    fn while_made(
+        &mut self,
+        make: impl FnOnce(&SyncSender<EncodedPart>) -> Result<(), DeltaError>,
+    ) -> Result<(), DeltaError> {
         std::thread::scope(|scope| {
-            let (parts, to_write) = sync_channel::<Made>(PARTS);
+            let (parts, to_write) = sync_channel::<EncodedPart>(PARTS);
             let writing = scope.spawn(move || to_write.iter().try_for_each(|part| self.pieces(&part)));
             let made = make(&parts);
             drop(parts);
@@ -486,7 +489,7 @@ impl<W: Write + Send> Out<'_, W> {
         Ok(())
     }
 
-    fn pieces(&mut self, part: &Made) -> Result<(), DeltaError> {
+    fn pieces(&mut self, part: &EncodedPart) -> Result<(), DeltaError> {
         self.counts.add(&part.counts);
         if part.is_empty() {
             return Ok(());

@@ -51,7 +51,7 @@ impl Parsed {
         let [space] = reader.array()?;
         let (space, end) = match space {
             1 => (Space::Memory, ends[0]),
-            2 if begin.shape.disk_travels => (Space::Disk, ends[1]),
+            2 if begin.sizes.disk_travels => (Space::Disk, ends[1]),
             _ => return Err(DeltaError::malformed(format!("pieces of space {space}"))),
         };
         let count = u16::from_le_bytes(reader.array()?).into();

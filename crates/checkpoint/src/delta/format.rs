@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 
-use super::{DeltaError, HeldEpoch, Shape, Space, VERSIONS_MAX, Version};
+use super::{DeltaError, HeldEpoch, Sizes, Space, VERSIONS_MAX, Version};
 use crate::PAGE_BYTES;
 use crate::restore::DEVICES_BYTES_MAX;
 
@@ -90,7 +90,7 @@ pub(super) fn read_part(from: &mut impl Read) -> Result<(Kind, Vec<u8>), DeltaEr
 pub(super) struct Begin {
     pub(super) epoch: u64,
     pub(super) since: HeldEpoch,
-    pub(super) shape: Shape,
+    pub(super) sizes: Sizes,
     pub(super) versions: Vec<Version>,
 }
 
@@ -99,9 +99,9 @@ impl Begin {
         let mut bytes = FORMAT.to_le_bytes().to_vec();
         bytes.extend(self.epoch.to_le_bytes());
         bytes.extend(self.since.to_bytes());
-        bytes.extend(self.shape.memory_bytes.to_le_bytes());
-        bytes.extend(self.shape.disk_bytes.to_le_bytes());
-        bytes.push(u8::from(self.shape.disk_travels));
+        bytes.extend(self.sizes.memory_bytes.to_le_bytes());
+        bytes.extend(self.sizes.disk_bytes.to_le_bytes());
+        bytes.push(u8::from(self.sizes.disk_travels));
         bytes.push(u8::try_from(self.versions.len()).expect("they were counted"));
         for version in &self.versions {
             match version {
@@ -131,7 +131,7 @@ impl Begin {
         if disk_travels > 1 || usize::from(count) > VERSIONS_MAX {
             return Err(DeltaError::malformed(format!("a begin with {count} versions")));
         }
-        let shape = Shape { memory_bytes, disk_bytes, disk_travels: disk_travels == 1 };
+        let sizes = Sizes { memory_bytes, disk_bytes, disk_travels: disk_travels == 1 };
         let mut versions = Vec::with_capacity(count.into());
         for _ in 0..count {
             let [kind, length] = reader.array()?;
@@ -147,7 +147,7 @@ impl Begin {
             });
         }
         reader.end()?;
-        Ok(Begin { epoch, since, shape, versions })
+        Ok(Begin { epoch, since, sizes, versions })
     }
 }
 
@@ -262,7 +262,7 @@ pub(super) fn parse_runs(
 ) -> Result<Vec<Run>, DeltaError> {
     let (mut reader, mut runs) = (Reader(bytes), Vec::with_capacity(count.min(PART_PIECES_MAX)));
     let (pieces, pages, blocks) =
-        (begin.shape.pieces(space), begin.shape.pieces(Space::Memory), begin.shape.pieces(Space::Disk));
+        (begin.sizes.pieces(space), begin.sizes.pieces(Space::Memory), begin.sizes.pieces(Space::Disk));
     let (mut run_end, mut block_end, mut page_end, mut total) = (0, 0, 0, 0);
     for _ in 0..count {
         let [kind] = reader.array()?;
@@ -375,9 +375,9 @@ mod tests {
     use super::*;
 
     fn begin() -> Begin {
-        let shape = Shape { memory_bytes: 4096 << 12, disk_bytes: 4096 << 14, disk_travels: true };
+        let sizes = Sizes { memory_bytes: 4096 << 12, disk_bytes: 4096 << 14, disk_travels: true };
         let versions = vec![Version::Snapshot("daily".to_owned()), Version::Epoch(7)];
-        Begin { epoch: 8, since: HeldEpoch { epoch: 7, digest: [3; 32] }, shape, versions }
+        Begin { epoch: 8, since: HeldEpoch { epoch: 7, digest: [3; 32] }, sizes, versions }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use super::format::{Begin, Kind, write_part};
-use super::{Blocks, Decoded, Decoder, Destination, HeldEpoch, Shape, Space, Version};
+use super::{Blocks, Decoded, Decoder, Destination, HeldEpoch, Sizes, Space, Version};
 use crate::PAGE_BYTES;
 use crate::take::Cause;
 
@@ -63,14 +63,14 @@ impl Blocks for Machine {
 }
 
 /// The machine.
-pub(super) const SHAPE: Shape =
-    Shape { memory_bytes: (PIECES * PAGE_BYTES) as u64, disk_bytes: (PIECES * PAGE_BYTES) as u64, disk_travels: true };
+pub(super) const SIZES: Sizes =
+    Sizes { memory_bytes: (PIECES * PAGE_BYTES) as u64, disk_bytes: (PIECES * PAGE_BYTES) as u64, disk_travels: true };
 
 /// Decodes what there is, up to the first error.
 pub fn play(input: &[u8]) {
     let machine = Machine(Mutex::new([vec![0; PIECES * PAGE_BYTES], vec![0; PIECES * PAGE_BYTES]]));
-    let mut decoder = Decoder::new(SHAPE).believing_ends();
-    let begin = Begin { epoch: 1, since: HeldEpoch::NOTHING, shape: SHAPE, versions: vec![Version::Epoch(1)] };
+    let mut decoder = Decoder::new(SIZES).believing_ends();
+    let begin = Begin { epoch: 1, since: HeldEpoch::NOTHING, sizes: SIZES, versions: vec![Version::Epoch(1)] };
     let mut bytes = Vec::new();
     write_part(&mut bytes, Kind::Begin, &begin.to_bytes()).expect("memory takes all");
     bytes.extend_from_slice(input);

@@ -136,9 +136,9 @@ impl fmt::Debug for HeldEpoch {
     }
 }
 
-/// The shape of a machine, which both sides know before anything travels.
+/// The sizes of a machine, which both sides know before anything travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct Sizes {
     /// Its memory, bytes: whole pages, at most 1 TiB.
     pub memory_bytes: u64,
     /// Its disk, bytes: at most 16 TiB. No reference leaves it.
@@ -147,7 +147,7 @@ pub struct Shape {
     pub disk_travels: bool,
 }
 
-impl Shape {
+impl Sizes {
     /// Pieces of a space; a disk's last one may be cut short by its end.
     pub fn pieces(&self, space: Space) -> u64 {
         match space {
@@ -226,7 +226,7 @@ pub enum Decoded {
     Different(Different),
 }
 
-/// The memory and disk that an epoch is written into. Numbers are within the machine's [`Shape`].
+/// The memory and disk that an epoch is written into. Numbers are within the machine's [`Sizes`].
 ///
 /// What is written counts when [`Decoded::Whole`] says so, and the caller makes it count. A destination that can lose
 /// its peer amid an epoch and go on without it (a backup) keeps what is written apart until then; one that is of no use

@@ -40,19 +40,19 @@ pub(super) struct Part<'a> {
     planned: &'a [Planned],
     /// The content of each.
     content: &'a [Piece],
-    made: Made,
+    made: EncodedPart,
 }
 
 /// A part that was made.
 #[derive(Default)]
-pub(super) struct Made {
+pub(super) struct EncodedPart {
     pub(super) body: Vec<u8>,
     digests_at: usize,
     runs_bytes: usize,
     pub(super) counts: Counts,
 }
 
-impl Made {
+impl EncodedPart {
     /// What belongs into the epoch's digest: runs and digests.
     pub(super) fn told(&self) -> [&[u8]; 2] {
         [&self.body[..RUNS_AT + self.runs_bytes], &self.body[self.digests_at..]]
@@ -69,11 +69,11 @@ pub(super) const RUNS_AT: usize = 7;
 
 impl<'a> Part<'a> {
     pub(super) fn new(space: Space, planned: &'a [Planned], content: &'a [Piece]) -> Part<'a> {
-        Part { space, planned, content, made: Made::default() }
+        Part { space, planned, content, made: EncodedPart::default() }
     }
 
     /// What was made.
-    pub(super) fn into_made(mut self) -> Made {
+    pub(super) fn into_encoded(mut self) -> EncodedPart {
         if self.space == Space::Disk {
             self.made.counts.are_of_disk(self.made.body.len());
         }

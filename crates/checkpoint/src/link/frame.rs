@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 
 use super::{LinkError, Session};
-use crate::delta::{Different, HeldEpoch, Shape, Space};
+use crate::delta::{Different, HeldEpoch, Sizes, Space};
 
 /// The version of these bytes.
 const FORMAT: u32 = 1;
@@ -103,16 +103,16 @@ pub(super) fn read(from: &mut impl Read) -> Result<Frame, LinkError> {
 
 const HELLO_BYTES: usize = 4 + 8 + 8 + 1;
 
-pub(super) fn hello(shape: &Shape) -> [u8; HELLO_BYTES] {
+pub(super) fn hello(sizes: &Sizes) -> [u8; HELLO_BYTES] {
     let mut bytes = [0; HELLO_BYTES];
     bytes[..4].copy_from_slice(&FORMAT.to_le_bytes());
-    bytes[4..12].copy_from_slice(&shape.memory_bytes.to_le_bytes());
-    bytes[12..20].copy_from_slice(&shape.disk_bytes.to_le_bytes());
-    bytes[20] = u8::from(shape.disk_travels);
+    bytes[4..12].copy_from_slice(&sizes.memory_bytes.to_le_bytes());
+    bytes[12..20].copy_from_slice(&sizes.disk_bytes.to_le_bytes());
+    bytes[20] = u8::from(sizes.disk_travels);
     bytes
 }
 
-pub(super) fn parse_hello(payload: &[u8]) -> Result<Shape, LinkError> {
+pub(super) fn parse_hello(payload: &[u8]) -> Result<Sizes, LinkError> {
     let bytes: &[u8; HELLO_BYTES] =
         payload.try_into().map_err(|_| LinkError::malformed("a hello of another length"))?;
     let format = u32::from_le_bytes(*bytes.first_chunk().expect("it has more"));
@@ -120,7 +120,7 @@ pub(super) fn parse_hello(payload: &[u8]) -> Result<Shape, LinkError> {
         return Err(LinkError::malformed(format!("its format is {format}, and this version knows {FORMAT}")));
     }
     let number = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().expect("it has more"));
-    Ok(Shape { memory_bytes: number(4), disk_bytes: number(12), disk_travels: bytes[20] == 1 })
+    Ok(Sizes { memory_bytes: number(4), disk_bytes: number(12), disk_travels: bytes[20] == 1 })
 }
 
 pub(super) fn parse_held(payload: &[u8]) -> Result<HeldEpoch, LinkError> {
@@ -154,7 +154,7 @@ pub(super) fn different(different: &Different) -> Vec<Vec<u8>> {
 }
 
 /// Adds what a payload tells; whether it is the last one. Numbers rise and stay within the machine.
-pub(super) fn parse_different(payload: &[u8], shape: &Shape, into: &mut Different) -> Result<bool, LinkError> {
+pub(super) fn parse_different(payload: &[u8], sizes: &Sizes, into: &mut Different) -> Result<bool, LinkError> {
     let wrong = || LinkError::malformed("what differs is no part of the machine");
     let ([is_last, devices], runs) = payload.split_first_chunk().ok_or_else(wrong)?;
     let (runs, rest) = runs.as_chunks::<RUN_BYTES>();
@@ -165,12 +165,12 @@ pub(super) fn parse_different(payload: &[u8], shape: &Shape, into: &mut Differen
     for run in runs {
         let (space, numbers) = match run[0] {
             1 => (Space::Memory, &mut into.pages),
-            2 if shape.disk_travels => (Space::Disk, &mut into.blocks),
+            2 if sizes.disk_travels => (Space::Disk, &mut into.blocks),
             _ => return Err(wrong()),
         };
         let count = u32::from_le_bytes(*run[4..].first_chunk().expect("it has more"));
         let first = u64::from_le_bytes(*run[8..].first_chunk().expect("it has more"));
-        let end = first.checked_add(count.into()).filter(|end| *end <= shape.pieces(space)).ok_or_else(wrong)?;
+        let end = first.checked_add(count.into()).filter(|end| *end <= sizes.pieces(space)).ok_or_else(wrong)?;
         if count == 0 || numbers.last().is_some_and(|last| *last >= first) {
             return Err(wrong());
         }

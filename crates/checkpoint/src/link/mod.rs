@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  Sending                                       Receiving
-//!     │ hello (session, shape) ─────────────────────> │   begins, and begins again after a broken connection
+//!     │ hello (session, sizes) ─────────────────────> │   begins, and begins again after a broken connection
 //!     │ <──────────────────────── welcome (held)      │   the last epoch that counts here: Encoder::resume
 //!     │ data .. data ───────────────────────────────> │   an epoch, at the pace that is allowed
 //!     │ <────────────────────── different (what)      │   if anything does:

@@ -8,7 +8,7 @@ use super::incoming::Incoming;
 use super::outgoing::Outgoing;
 use super::sending::say;
 use super::{Beating, HEARTBEAT, LinkError, Pace, Session};
-use crate::delta::{Blocks, Decoded, Decoder, Destination, HeldEpoch, Shape};
+use crate::delta::{Blocks, Decoded, Decoder, Destination, HeldEpoch, Sizes};
 
 /// What has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl<W: Write> FailureSender<W> {
 /// A connection from the side that sends.
 pub struct Receiving<R, W> {
     session: Session,
-    shape: Shape,
+    sizes: Sizes,
     incoming: Incoming<R>,
     outgoing: Outgoing<W>,
     _beating: Beating,
@@ -54,11 +54,11 @@ impl<R: Read, W: Write + Send + 'static> Receiving<R, W> {
         if hello.kind != Kind::Hello {
             return Err(LinkError::malformed(format!("a frame {:?} in the place of a hello", hello.kind)));
         }
-        let shape = frame::parse_hello(&hello.payload)?;
+        let sizes = frame::parse_hello(&hello.payload)?;
         let outgoing = Outgoing::new(to, hello.session, Arc::new(Pace::new(None)));
         let beating = Beating::begin(outgoing.clone(), HEARTBEAT)?;
         let incoming = Incoming::new(from, hello.session, None);
-        Ok(Receiving { session: hello.session, shape, incoming, outgoing, _beating: beating, unacknowledged: None })
+        Ok(Receiving { session: hello.session, sizes, incoming, outgoing, _beating: beating, unacknowledged: None })
     }
 
     /// The session that the other side begins, or goes on with.
@@ -67,8 +67,8 @@ impl<R: Read, W: Write + Send + 'static> Receiving<R, W> {
     }
 
     /// The machine that it sends.
-    pub fn shape(&self) -> Shape {
-        self.shape
+    pub fn sizes(&self) -> Sizes {
+        self.sizes
     }
 
     /// Goes on from what is held here: [`Decoder::held`] of the session's decoder.

@@ -8,7 +8,7 @@ use super::frame::{self, Kind, MESSAGE_BYTES_MAX};
 use super::incoming::Incoming;
 use super::outgoing::{Data, Outgoing};
 use super::{Beating, HEARTBEAT, LinkError, Pace, Session};
-use crate::delta::{Counts, Different, Encoder, Epoch, HeldEpoch, Known, Shape};
+use crate::delta::{Counts, Different, Encoder, Epoch, HeldEpoch, Known, Sizes};
 
 /// Fewer bytes say nothing of a link's rate: sockets take them as they are.
 const RATED_BYTES_MIN: u64 = 8 << 20;
@@ -29,7 +29,7 @@ pub struct Sent {
 
 /// A connection to the side that receives.
 pub struct Sending<R, W> {
-    shape: Shape,
+    sizes: Sizes,
     incoming: Incoming<R>,
     outgoing: Outgoing<W>,
     _beating: Beating,
@@ -45,7 +45,7 @@ impl<R: Read, W: Write + Send + 'static> Sending<R, W> {
     /// [`LinkError::Refused`]: the other side does not want it; [`LinkError::Unanswered`].
     pub fn begin(
         session: Session,
-        shape: Shape,
+        sizes: Sizes,
         from: R,
         to: W,
         pace: Arc<Pace>,
@@ -53,14 +53,14 @@ impl<R: Read, W: Write + Send + 'static> Sending<R, W> {
     ) -> Result<(Sending<R, W>, HeldEpoch), LinkError> {
         let outgoing = Outgoing::new(to, session, pace);
         let mut incoming = Incoming::new(from, session, Some(answer_timeout));
-        outgoing.frame(Kind::Hello, 0, &frame::hello(&shape))?;
+        outgoing.frame(Kind::Hello, 0, &frame::hello(&sizes))?;
         let beating = Beating::begin(outgoing.clone(), HEARTBEAT)?;
         let welcome = incoming.next()?;
         if welcome.kind != Kind::Welcome {
             return Err(LinkError::malformed(format!("a frame {:?} in the place of a welcome", welcome.kind)));
         }
         let held = frame::parse_held(&welcome.payload)?;
-        Ok((Sending { shape, incoming, outgoing, _beating: beating, message: None }, held))
+        Ok((Sending { sizes, incoming, outgoing, _beating: beating, message: None }, held))
     }
 
     /// Sends an epoch, and again what of it differs there, and waits until it is acknowledged.
@@ -114,13 +114,13 @@ impl<R: Read, W: Write + Send + 'static> Sending<R, W> {
 
     fn different(&mut self, first: frame::Frame) -> Result<Different, LinkError> {
         let mut different = Different::default();
-        let mut is_last = frame::parse_different(&first.payload, &self.shape, &mut different)?;
+        let mut is_last = frame::parse_different(&first.payload, &self.sizes, &mut different)?;
         while !is_last {
             let next = self.incoming.next()?;
             if next.kind != Kind::Different || next.epoch != first.epoch {
                 return Err(LinkError::malformed(format!("a frame {:?} amid what differs", next.kind)));
             }
-            is_last = frame::parse_different(&next.payload, &self.shape, &mut different)?;
+            is_last = frame::parse_different(&next.payload, &self.sizes, &mut different)?;
         }
         Ok(different)
     }

@@ -15,14 +15,14 @@ use super::*;
 use crate::PAGE_BYTES;
 use crate::delta::{
     BlockAt, Blocks, Changed, Decoder, Destination, Different, Encoder, Epoch, HeldEpoch, Known, NoBlocks,
-    NothingKnown, Options, Piece, Shape, Source, Space, Version, Wanted,
+    NothingKnown, Options, Piece, Sizes, Source, Space, Version, Wanted,
 };
 use crate::take::Cause;
 
 const PAGES: u64 = 600;
 /// Far beyond what an answer takes on a busy machine.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
-const SHAPE: Shape = Shape { memory_bytes: PAGES << 12, disk_bytes: PAGES << 12, disk_travels: false };
+const SIZES: Sizes = Sizes { memory_bytes: PAGES << 12, disk_bytes: PAGES << 12, disk_travels: false };
 
 /// Memory whose pages are all of one byte and their number, and theirs, written in place.
 struct Own(u8);
@@ -43,7 +43,7 @@ struct Theirs(Mutex<Vec<u8>>);
 
 impl Theirs {
     fn new() -> Theirs {
-        Theirs(Mutex::new(vec![0; SHAPE.memory_bytes as usize]))
+        Theirs(Mutex::new(vec![0; SIZES.memory_bytes as usize]))
     }
 
     fn holds(&self, byte: u8) -> bool {
@@ -88,7 +88,7 @@ fn streams() -> (UnixStream, UnixStream) {
 fn send(stream: &UnixStream, session: Session) -> (Sending<UnixStream, UnixStream>, HeldEpoch) {
     let halves = [stream, stream].map(|half| half.try_clone().unwrap());
     let [from, to] = halves;
-    Sending::begin(session, SHAPE, from, to, Arc::new(Pace::new(None)), ANSWER_TIMEOUT).unwrap()
+    Sending::begin(session, SIZES, from, to, Arc::new(Pace::new(None)), ANSWER_TIMEOUT).unwrap()
 }
 
 fn accept(stream: &UnixStream) -> Receiving<UnixStream, UnixStream> {
@@ -101,7 +101,7 @@ fn who_shows_that_it_lives_and_answers_nothing_is_given_up() {
     let (here, there) = streams();
     let (from, to) = (here.try_clone().unwrap(), here);
     let accepted = thread::spawn(move || accept(&there));
-    let begun = Sending::begin(Session::new(), SHAPE, from, to, Arc::new(Pace::new(None)), Duration::ZERO);
+    let begun = Sending::begin(Session::new(), SIZES, from, to, Arc::new(Pace::new(None)), Duration::ZERO);
     assert!(matches!(begun, Err(LinkError::Unanswered(Duration::ZERO))));
     drop(accepted.join().unwrap());
 }
@@ -113,8 +113,8 @@ fn who_shows_that_it_lives_and_answers_nothing_is_given_up() {
 fn what_differs_is_of_what_travels() {
     let block = [1, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let mut different = crate::delta::Different::default();
-    frame::parse_different(&block, &SHAPE, &mut different).unwrap_err();
-    let travels = Shape { disk_travels: true, ..SHAPE };
+    frame::parse_different(&block, &SIZES, &mut different).unwrap_err();
+    let travels = Sizes { disk_travels: true, ..SIZES };
     assert!(frame::parse_different(&block, &travels, &mut different).unwrap());
     assert_eq!(different.blocks, [0]);
 }
@@ -128,14 +128,14 @@ fn epoch<'a>(number: u64, numbers: &'a [u64], source: &'a Own, versions: &'a [Ve
 fn epochs_travel_and_a_new_connection_goes_on_from_the_last_one_that_was_acknowledged() {
     let numbers: Vec<u64> = (0..PAGES).collect();
     let (theirs, session) = (Theirs::new(), Session::new());
-    let mut encoder = Encoder::new(SHAPE, Options::new(1)).unwrap();
-    let mut decoder = Decoder::new(SHAPE);
+    let mut encoder = Encoder::new(SIZES, Options::new(1)).unwrap();
+    let mut decoder = Decoder::new(SIZES);
     // The first connection brings one epoch, and breaks behind the second one, before it is acknowledged.
     let (here, there) = streams();
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut receiving = accept(&there);
-            assert_eq!((receiving.session() == session, receiving.shape()), (true, SHAPE));
+            assert_eq!((receiving.session() == session, receiving.sizes()), (true, SIZES));
             receiving.welcome(decoder.held()).unwrap();
             assert_eq!(receiving.receive(&mut decoder, &theirs, &NoBlocks).unwrap(), Received::Message(b"hi".into()));
             let Received::Epoch(held) = receiving.receive(&mut decoder, &theirs, &NoBlocks).unwrap() else { panic!() };
@@ -202,11 +202,11 @@ fn what_differs_is_asked_for_and_comes_before_the_epoch_counts() {
         scope.spawn(|| {
             let mut receiving = accept(&there);
             receiving.welcome(HeldEpoch::NOTHING).unwrap();
-            let mut decoder = Decoder::new(SHAPE);
+            let mut decoder = Decoder::new(SIZES);
             let Received::Epoch(held) = receiving.receive(&mut decoder, &theirs, &Rewritten).unwrap() else { panic!() };
             receiving.acknowledge(held).unwrap();
         });
-        let mut encoder = Encoder::new(SHAPE, Options::new(1)).unwrap();
+        let mut encoder = Encoder::new(SIZES, Options::new(1)).unwrap();
         let (mut sending, _) = send(&here, Session::new());
         let sent = sending.epoch(&mut encoder, &epoch(1, &numbers, &Own(1), &versions), &mut Rewritten).unwrap();
         assert_eq!((sent.counts.block, sent.repaired.pieces()), (PAGES, PAGES));
@@ -220,7 +220,7 @@ fn a_side_that_gives_up_says_why() {
     let refused = thread::spawn(move || accept(&there).failure_sender().fail("no such machine"));
     let halves = [here.try_clone().unwrap(), here];
     let [from, to] = halves;
-    let begun = Sending::begin(Session::new(), SHAPE, from, to, Arc::new(Pace::new(None)), ANSWER_TIMEOUT);
+    let begun = Sending::begin(Session::new(), SIZES, from, to, Arc::new(Pace::new(None)), ANSWER_TIMEOUT);
     let Err(LinkError::Refused { reason }) = begun else { panic!("it was welcomed") };
     assert_eq!(reason, "no such machine");
     refused.join().unwrap().unwrap();
@@ -248,12 +248,12 @@ fn hears_one_that_waits(begun: &[u8]) {
         scope.spawn(|| {
             let mut receiving = accept(&there);
             receiving.welcome(HeldEpoch::NOTHING).unwrap();
-            let received = receiving.receive(&mut Decoder::new(SHAPE), &Theirs::new(), &NoBlocks);
+            let received = receiving.receive(&mut Decoder::new(SIZES), &Theirs::new(), &NoBlocks);
             there.shutdown(Shutdown::Both).unwrap();
             assert!(matches!(received, Err(LinkError::Silent)), "{received:?}");
         });
         // It hangs once it has begun, and hears the other one until that gives up.
-        let hello = frame::hello(&SHAPE);
+        let hello = frame::hello(&SIZES);
         (&here).write_all(&[&frame::head(Kind::Hello, session, 0, &hello)[..], &hello].concat()).unwrap();
         if !begun.is_empty() {
             (&here).write_all(&[&frame::head(Kind::Data, session, 1, begun)[..], begun].concat()).unwrap();
@@ -308,7 +308,7 @@ fn an_epoch_is_cut_into_frames_that_its_pace_allows_and_ends_where_one_does() {
 
 #[test]
 fn what_differs_is_told_in_as_many_frames_as_it_takes() {
-    let shape = Shape { memory_bytes: 1 << 40, disk_bytes: 1 << 40, disk_travels: true };
+    let sizes = Sizes { memory_bytes: 1 << 40, disk_bytes: 1 << 40, disk_travels: true };
     for count in [0, 1, RUNS_MAX, RUNS_MAX * 2 + 5] {
         let different = Different {
             pages: (0..count as u64).map(|number| number * 2).collect(),
@@ -317,13 +317,13 @@ fn what_differs_is_told_in_as_many_frames_as_it_takes() {
         };
         let (payloads, mut read) = (frame::different(&different), Different::default());
         let last: Vec<bool> =
-            payloads.iter().map(|payload| frame::parse_different(payload, &shape, &mut read).unwrap()).collect();
+            payloads.iter().map(|payload| frame::parse_different(payload, &sizes, &mut read).unwrap()).collect();
         assert_eq!(read, different);
         assert_eq!(last.iter().position(|is_last| *is_last), Some(payloads.len() - 1));
         assert!(payloads.iter().all(|payload| payload.len() <= 2 + RUNS_MAX * 16));
         // Of a smaller machine, or told twice.
-        frame::parse_different(&payloads[payloads.len() - 1], &SHAPE, &mut Different::default()).unwrap_err();
-        frame::parse_different(&payloads[payloads.len() - 1], &shape, &mut read).unwrap_err();
+        frame::parse_different(&payloads[payloads.len() - 1], &SIZES, &mut Different::default()).unwrap_err();
+        frame::parse_different(&payloads[payloads.len() - 1], &sizes, &mut read).unwrap_err();
     }
 }
 
@@ -344,7 +344,7 @@ proptest! {
         if let Ok(read) = frame::read(&mut &bytes[..]) {
             prop_assert_eq!(&read.payload[..], &payload[..length as usize]);
             let mut different = Different::default();
-            let _ = frame::parse_different(&read.payload, &SHAPE, &mut different);
+            let _ = frame::parse_different(&read.payload, &SIZES, &mut different);
             prop_assert!(different.pages.iter().chain(&different.blocks).all(|number| *number < PAGES));
             let _ = (frame::parse_hello(&read.payload), frame::parse_held(&read.payload));
         }
@@ -353,9 +353,9 @@ proptest! {
 
 #[test]
 fn a_hello_is_read_as_it_was_written() {
-    assert_eq!(frame::parse_hello(&frame::hello(&SHAPE)).unwrap(), SHAPE);
-    frame::parse_hello(&frame::hello(&SHAPE)[1..]).unwrap_err();
-    let mut other = frame::hello(&SHAPE);
+    assert_eq!(frame::parse_hello(&frame::hello(&SIZES)).unwrap(), SIZES);
+    frame::parse_hello(&frame::hello(&SIZES)[1..]).unwrap_err();
+    let mut other = frame::hello(&SIZES);
     other[0] = 2;
     frame::parse_hello(&other).unwrap_err();
 }

@@ -142,7 +142,7 @@ impl Harness {
     }
 
     /// `onecopy up`, and what it goes on with while clients are served.
-    pub(super) async fn up_and_settle(&self) -> Result<(), HostError> {
+    pub(super) async fn up_and_reconcile(&self) -> Result<(), HostError> {
         let daemon = self.up(None).await?;
         if daemon.remembered().followers().iter().any(|follower| !follower.made || follower.leaving) {
             daemon.change(&Change::Resume, Making::Copies).await?;

@@ -36,7 +36,7 @@ impl Harness {
         check_state(from)?;
         from.put_back(self.root());
         let recording = Recording::begin(self.root());
-        self.up_and_settle().await.map_err(told)?;
+        self.up_and_reconcile().await.map_err(told)?;
         let states = recording.states();
         let after = Tree::of(self.root());
         if states.last() != Some(&after) {
@@ -214,11 +214,11 @@ async fn c12_a_lost_leader_is_not_replaced_and_a_lost_follower_is() {
         tree
     };
     without("leader").put_back(harness.root());
-    let error = harness.up_and_settle().await.unwrap_err();
+    let error = harness.up_and_reconcile().await.unwrap_err();
     assert!(matches!(error, HostError::LeaderMissing { .. }), "{error}");
     assert_eq!(Tree::of(harness.root()).below("leader", "leader/data"), Tree::default());
     without("follower-1").put_back(harness.root());
-    harness.up_and_settle().await.unwrap();
+    harness.up_and_reconcile().await.unwrap();
     check_after(&Tree::default(), &Tree::of(harness.root())).unwrap();
 }
 

@@ -278,7 +278,7 @@ impl Machines {
         if verdict != Verdict::Undecided || home.has_keeper() {
             return Ok(verdict);
         }
-        // Its keeper has died: the next one settles it. Without a machine nobody will give it away.
+        // Its keeper has died: the next one decides it. Without a machine nobody will give it away.
         match home.find_process()? {
             Some(_) => machine.ensure_keeper().await?,
             None => machine.resolve_departure().await?,

@@ -29,7 +29,7 @@ use crate::{Directory, HostError, Progress};
 const PASSWORD_CHARACTERS: usize = 32;
 
 /// How long a guest that boots, or whose keeper was killed, is waited for before a program runs in it.
-const EXECUTE_PATIENCE: Duration = Duration::from_secs(60);
+const ANSWERING_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Does what waits for files in a thread apart.
 pub(super) async fn blocking<T: Send + 'static, E: From<MachineError> + Send + 'static>(
@@ -410,7 +410,7 @@ impl Machines {
         if machine.process_id().is_none() {
             return Err(MachineError::DoesNotRun { name: name.clone() }.into());
         }
-        machine.wait_answering(EXECUTE_PATIENCE).await?;
+        machine.wait_answering(ANSWERING_TIMEOUT).await?;
         let action = format!("run {}", argv.first().map_or("nothing", String::as_str));
         let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         let command = Command::Execute(Execute { argv, user, stdin: Bytes(stdin), timeout_ms });

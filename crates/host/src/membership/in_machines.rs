@@ -8,7 +8,7 @@ use onecopy_postgres::{Lsn, ReplicationState, SupervisorState};
 
 use super::Membership;
 use super::admission::Startable;
-use super::settling::{Making, all_admitted};
+use super::reconciling::{Making, all_admitted};
 use crate::change::CloneOptions;
 use crate::observation::ObservedServer;
 use crate::state::ServerState;

@@ -10,14 +10,14 @@
 //! ```
 //!
 //! `cluster.toml` says what is wanted before anything is done, and what is there after it was done. So a change that is
-//! broken off at any moment is one that [`Membership::settle`] has not finished: the next `up` calls it again.
+//! broken off at any moment is one that [`Membership::reconcile`] has not finished: the next `up` calls it again.
 
 mod admission;
 mod in_machines;
 mod member;
+mod reconciling;
 mod removal;
 mod returning;
-mod settling;
 mod share;
 mod warming;
 
@@ -198,22 +198,22 @@ impl Membership {
         let telling = self.tell_filling(&**progress);
         tokio::pin!(telling);
         let mut attempts = 1;
-        let settled = loop {
-            let settled = tokio::select! {
-                settled = self.settle(options, begun, progress) => settled,
+        let reconciled = loop {
+            let reconciled = tokio::select! {
+                reconciled = self.reconcile(options, begun, progress) => reconciled,
                 never = &mut telling => match never {},
             };
-            match (&settled, &change) {
+            match (&reconciled, &change) {
                 // Nobody who could ask once more waits for it.
                 (Err(error), Change::Resume) if attempts < RESUME_ATTEMPTS_MAX => {
                     tracing::warn!(%error, attempts, "followers that are wanted are not made yet");
                     tokio::time::sleep(RESUME_PAUSE).await;
                     attempts += 1;
                 }
-                _ => break settled,
+                _ => break reconciled,
             }
         };
-        let settled = match (settled, &change) {
+        let reconciled = match (reconciled, &change) {
             // What it has not made is not wanted any more; what it has made serves already, and stays.
             (Err(error), Change::Scale { .. }) => {
                 if let Err(error) = self.forget_unmade(&before).await {
@@ -221,9 +221,9 @@ impl Membership {
                 }
                 Err(error.after_change(&before, self.names()))
             }
-            (settled, _) => settled,
+            (reconciled, _) => reconciled,
         };
-        settled?;
+        reconciled?;
         drop(claim);
         if wait {
             tokio::select! {

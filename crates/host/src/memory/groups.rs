@@ -60,7 +60,7 @@ impl ServersMemory {
             self.remove_group(name, server.data_directory(), progress).await;
             return Ok(());
         }
-        match self.settle(name, server.data_directory(), process_id).await {
+        match self.place(name, server.data_directory(), process_id).await {
             Err(error) if self.configuration().cgroup == CgroupUse::On => Err(error),
             Err(error) => {
                 if !self.groups().is_told.swap(true, Ordering::Relaxed) {
@@ -83,7 +83,7 @@ impl ServersMemory {
             if self.groups().knows(server.data_directory(), process_id) {
                 continue;
             }
-            match self.settle(name.as_str(), server.data_directory(), process_id).await {
+            match self.place(name.as_str(), server.data_directory(), process_id).await {
                 Ok(()) => tracing::info!(server = %name, process_id, "memory: it is in its control group"),
                 Err(error) => tracing::error!(server = %name, %error, "memory: it runs without its control group"),
             }
@@ -137,7 +137,7 @@ impl ServersMemory {
         }
     }
 
-    async fn settle(&self, name: &str, data_directory: &Path, process_id: u32) -> Result<(), HostError> {
+    async fn place(&self, name: &str, data_directory: &Path, process_id: u32) -> Result<(), HostError> {
         let group = group_name(name, data_directory)?;
         let taken = Taken { process_id, group: group.clone(), parent: None };
         // Also of what fails: it would fail again all the time.

@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onecopy_checkpoint::delta::{Blocks, Decoder, Destination, HeldEpoch, NoBlocks, Shape};
+use onecopy_checkpoint::delta::{Blocks, Decoder, Destination, HeldEpoch, NoBlocks, Sizes};
 use onecopy_checkpoint::link::{FailureSender, Received, Receiving};
 use onecopy_checkpoint::memory::GuestMemory;
 use onecopy_checkpoint::restore::{Prefix, stream};
@@ -191,11 +191,11 @@ fn first_rounds(
         return Err("it does not say what it is".to_owned());
     };
     let prefix = link.hear().map_err(words)?;
-    let shape = link.shape();
+    let sizes = link.sizes();
     let checked = (|| {
         let configuration = home.configuration().map_err(words)?;
         let (memory_bytes, disk_bytes) = (configuration.memory_bytes, configuration.disk_bytes);
-        if token != record.token || shape != (Shape { memory_bytes, disk_bytes, disk_travels: record.protects }) {
+        if token != record.token || sizes != (Sizes { memory_bytes, disk_bytes, disk_travels: record.protects }) {
             return Err("it is another machine than the one that was ordered".to_owned());
         }
         Prefix::parse(&prefix).map_err(words)?;
@@ -219,7 +219,7 @@ fn first_rounds(
     });
     let accepted = Answered::Accepted { reads_disk: shared.is_some(), fences: record.fence.is_some() };
     link.say(&message(&accepted)).map_err(words)?;
-    let mut decoder = Decoder::new(shape);
+    let mut decoder = Decoder::new(sizes);
     epoch(&mut link, &mut decoder, to.destination(), &shared)?;
     match said(&mut link)? {
         Said::Wait {} => Ok(First { link, decoder, prefix, shared, copy: to.into_copy() }),

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use onecopy_checkpoint::PAGE_BYTES;
-use onecopy_checkpoint::delta::{Counts, Shape};
+use onecopy_checkpoint::delta::{Counts, Sizes};
 use onecopy_checkpoint::image::Image;
 use onecopy_checkpoint::memory::synchronize;
 use onecopy_checkpoint::migration_policy::{FIXED, Next, OnTimeout, Policy, Round, Wanted};
@@ -307,9 +307,9 @@ impl Work {
         let begun = Instant::now();
         let image = Image::open(&home.checkpoints()).map_err(words)?;
         let disk_bytes = home.configuration().map_err(words)?.disk_bytes;
-        let shape = Shape { memory_bytes: image.memory_bytes(), disk_bytes, disk_travels: false };
+        let sizes = Sizes { memory_bytes: image.memory_bytes(), disk_bytes, disk_travels: false };
         let (rate, is_cancelled) = (self.order.bytes_per_second, Arc::clone(&self.is_cancelled));
-        let mut sender = Sender::begin(stream, shape, page_map, rate, is_cancelled)?;
+        let mut sender = Sender::begin(stream, sizes, page_map, rate, is_cancelled)?;
         let (mut total, last) = {
             let wanted = wanted(&self.order);
             let watch = sender.watch(wanted.rounds_timeout())?;

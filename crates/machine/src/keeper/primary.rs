@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use onecopy_checkpoint::delta::{Counts, Shape};
+use onecopy_checkpoint::delta::{Counts, Sizes};
 use onecopy_checkpoint::image::Image;
 use onecopy_checkpoint::take::{self, After, Parts, Taken};
 use onecopy_hypervisor::State;
@@ -81,10 +81,10 @@ impl Run {
     pub(super) fn run(mut self, stream: UnixStream) -> Result<Ended, String> {
         let home = self.work.keeper.home().clone();
         let image = Image::open(&home.checkpoints()).map_err(words)?;
-        let shape = Shape { memory_bytes: image.memory_bytes(), disk_bytes: self.disk.1, disk_travels: true };
+        let sizes = Sizes { memory_bytes: image.memory_bytes(), disk_bytes: self.disk.1, disk_travels: true };
         let is_cancelled = Arc::clone(&self.protecting.is_cancelled);
         let page_map = DiskPageMap::of_copied(&home).map_err(words)?;
-        let mut sender = Sender::begin(stream, shape, page_map, self.order.bytes_per_second, is_cancelled)?;
+        let mut sender = Sender::begin(stream, sizes, page_map, self.order.bytes_per_second, is_cancelled)?;
         if self.order.sends_all {
             sender.send_all()?;
         }

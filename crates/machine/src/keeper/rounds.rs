@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use onecopy_checkpoint::delta::{
-    Changed, Counts, Encoder, Epoch, Known, NothingKnown, Options, Shape, Source, Version,
+    Changed, Counts, Encoder, Epoch, Known, NothingKnown, Options, Sizes, Source, Version,
 };
 use onecopy_checkpoint::link::{Pace, Sending, Session};
 use onecopy_checkpoint::{LinkError, PAGE_BYTES};
@@ -28,7 +28,7 @@ pub(super) struct Sender {
     /// What is on the disk that the other side reads, too.
     pub(super) page_map: Option<DiskPageMap>,
     sent_pages: SentPages,
-    shape: Shape,
+    sizes: Sizes,
     stream: UnixStream,
     is_cancelled: Arc<AtomicBool>,
 }
@@ -37,7 +37,7 @@ impl Sender {
     /// Begins with a host that holds nothing of the machine.
     pub(super) fn begin(
         stream: UnixStream,
-        shape: Shape,
+        sizes: Sizes,
         page_map: Option<DiskPageMap>,
         bytes_per_second: Option<u64>,
         is_cancelled: Arc<AtomicBool>,
@@ -45,18 +45,18 @@ impl Sender {
         let _watch = Watch::begin(&stream, &is_cancelled, None).map_err(words)?;
         let (from, to) = stream.try_clone().and_then(directions).map_err(words)?;
         let pace = Arc::new(Pace::new(bytes_per_second));
-        let (link, _) = Sending::begin(Session::new(), shape, from, to, pace, TURN_TIMEOUT).map_err(lost)?;
+        let (link, _) = Sending::begin(Session::new(), sizes, from, to, pace, TURN_TIMEOUT).map_err(lost)?;
         let seed = page_map.as_ref().map_or_else(rand::random, |map| map.seed);
-        let encoder = Encoder::new(shape, Options::new(seed)).map_err(words)?;
-        let sent_pages = SentPages::new(shape.memory_bytes);
-        Ok(Sender { link, encoder, page_map, sent_pages, shape, stream, is_cancelled })
+        let encoder = Encoder::new(sizes, Options::new(seed)).map_err(words)?;
+        let sent_pages = SentPages::new(sizes.memory_bytes);
+        Ok(Sender { link, encoder, page_map, sent_pages, sizes, stream, is_cancelled })
     }
 
     /// What has changed travels as data, also where the other side has it elsewhere. Before anything is sent.
     pub(super) fn send_all(&mut self) -> Result<(), String> {
         self.forget_disk();
         let options = Options { refers: false, ..Options::new(rand::random()) };
-        self.encoder = Encoder::new(self.shape, options).map_err(words)?;
+        self.encoder = Encoder::new(self.sizes, options).map_err(words)?;
         Ok(())
     }
 
@@ -123,7 +123,7 @@ impl Work {
         self.ask::<u64>(Request::Pages { epoch, since, process_id, descriptor })?;
         // Read to its end where the server has died.
         drop(far);
-        let pages = EpochPages::open(near, sender.shape.memory_bytes / PAGE_BYTES as u64, CHECKPOINT_TIMEOUT);
+        let pages = EpochPages::open(near, sender.sizes.memory_bytes / PAGE_BYTES as u64, CHECKPOINT_TIMEOUT);
         let pages = pages.map_err(words)?;
         let keeping = Keeping { source: &pages, sent: &sender.sent_pages };
         let source: &dyn Source = match since {

@@ -27,7 +27,7 @@ fn bytes_that_are_changed_anywhere_never_count() {
     let (mut pair, epochs) = sent();
     let mut random = StdRng::seed_from_u64(32);
     for _ in 0..60 {
-        pair.decoder = Decoder::new(SHAPE);
+        pair.decoder = Decoder::new(SIZES);
         pair.theirs.spaces()[1] = zeros(BLOCKS);
         let mut bytes = epochs[0].clone();
         let at = random.random_range(0..bytes.len());
@@ -44,9 +44,9 @@ fn bytes_that_are_changed_anywhere_never_count() {
 fn an_epoch_of_another_machine_or_out_of_order_is_refused() {
     let (mut pair, epochs) = sent();
     assert!(matches!(pair.decode(&epochs[1]), Err(DeltaError::Order { .. })));
-    pair.decoder = Decoder::new(Shape { memory_bytes: SHAPE.memory_bytes * 2, ..SHAPE });
+    pair.decoder = Decoder::new(Sizes { memory_bytes: SIZES.memory_bytes * 2, ..SIZES });
     assert!(matches!(pair.decode(&epochs[0]), Err(DeltaError::Malformed { .. })));
-    pair.decoder = Decoder::new(Shape { disk_travels: false, ..SHAPE });
+    pair.decoder = Decoder::new(Sizes { disk_travels: false, ..SIZES });
     assert!(matches!(pair.decode(&epochs[0]), Err(DeltaError::Malformed { .. })));
 }
 
@@ -68,7 +68,7 @@ fn a_machine_that_cannot_be_written_ends_the_epoch() {
         }
     }
     let (pair, epochs) = sent();
-    let mut decoder = Decoder::new(SHAPE);
+    let mut decoder = Decoder::new(SIZES);
     let failed = decoder.decode(&mut &epochs[0][..], &Broken, &pair.theirs);
     assert!(matches!(failed, Err(DeltaError::Machine { .. })), "{failed:?}");
     let failed = decoder.decode(&mut &epochs[0][..], &pair.theirs, &NoBlocks);
@@ -118,8 +118,8 @@ fn parts_of_which_some_bytes_were_changed_leave_nothing_but_the_machine_touched(
 pub(super) fn small_epochs() -> Vec<Vec<u8>> {
     let mut random = StdRng::seed_from_u64(34);
     let (mut now, mut acknowledged) = (zeros(64), zeros(64));
-    let mut encoder = Encoder::new(fuzz::SHAPE, Options::new(SEED)).unwrap();
-    let map = PageMap::new(fuzz::SHAPE.disk_bytes, SEED, Bounds::for_disk(fuzz::SHAPE.disk_bytes)).unwrap();
+    let mut encoder = Encoder::new(fuzz::SIZES, Options::new(SEED)).unwrap();
+    let map = PageMap::new(fuzz::SIZES.disk_bytes, SEED, Bounds::for_disk(fuzz::SIZES.disk_bytes)).unwrap();
     (0..64).for_each(|block| map.record(block, content_hash(SEED, &[block as u8; PAGE_BYTES]), None));
     let mut epochs = Vec::new();
     for number in 1..12 {

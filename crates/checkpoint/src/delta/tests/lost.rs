@@ -74,10 +74,10 @@ fn after_its_end_an_encoder_goes_on_by_what_both_sides_hold() {
     pair.memory.now[..500].fill_with(|| noise(&mut random));
     pair.send();
     let held = pair.encoder.acknowledged();
-    let mut encoder = Encoder::holding(SHAPE, Options::new(SEED), held).unwrap();
+    let mut encoder = Encoder::holding(SIZES, Options::new(SEED), held).unwrap();
     encoder.learn(&pair.memory, 0..500).unwrap();
     pair.encoder = encoder;
-    pair.decoder = Decoder::holding(SHAPE, held, pair.devices.clone());
+    pair.decoder = Decoder::holding(SIZES, held, pair.devices.clone());
     pair.memory.now[..500].iter_mut().for_each(|page| touch(page, &mut random));
     pair.memory.now[900] = pair.memory.acknowledged[499];
     pair.memory.now[499] = pair.memory.acknowledged[499];
@@ -92,7 +92,7 @@ fn one_epoch_is_under_way_at_a_time() {
     pair.encode();
     let pages = pair.memory.changed();
     pair.number += 1;
-    let mut encoder = std::mem::replace(&mut pair.encoder, Encoder::new(SHAPE, Options::new(SEED)).unwrap());
+    let mut encoder = std::mem::replace(&mut pair.encoder, Encoder::new(SIZES, Options::new(SEED)).unwrap());
     let epoch = pair.epoch(&pages, &[]);
     let refused = encoder.encode(&epoch, &mut NothingKnown, &mut Vec::new()).unwrap_err();
     assert!(matches!(refused, DeltaError::Epoch { .. }), "{refused}");

@@ -18,8 +18,8 @@ use super::*;
 const SEED: u64 = 7;
 const PAGES: u64 = 2048;
 const BLOCKS: u64 = 1024;
-const SHAPE: Shape =
-    Shape { memory_bytes: PAGES * PAGE_BYTES as u64, disk_bytes: BLOCKS * PAGE_BYTES as u64, disk_travels: true };
+const SIZES: Sizes =
+    Sizes { memory_bytes: PAGES * PAGE_BYTES as u64, disk_bytes: BLOCKS * PAGE_BYTES as u64, disk_travels: true };
 
 type Bytes = Vec<Piece>;
 
@@ -168,10 +168,10 @@ impl Pair {
             disk: Own::of(BLOCKS),
             devices: b"QEVM some devices".repeat(100),
             versions: Vec::new(),
-            map: PageMap::new(SHAPE.disk_bytes, SEED, Bounds::for_disk(SHAPE.disk_bytes)).unwrap(),
+            map: PageMap::new(SIZES.disk_bytes, SEED, Bounds::for_disk(SIZES.disk_bytes)).unwrap(),
             number: 0,
-            encoder: Encoder::new(SHAPE, options).unwrap(),
-            decoder: Decoder::new(SHAPE),
+            encoder: Encoder::new(SIZES, options).unwrap(),
+            decoder: Decoder::new(SIZES),
             theirs: Theirs::new(),
         }
     }
@@ -205,7 +205,7 @@ impl Pair {
 
     fn encode_these(&mut self, pages: &[u64], blocks: &[u64]) -> (Vec<u8>, Counts) {
         let mut bytes = Vec::new();
-        let mut encoder = std::mem::replace(&mut self.encoder, Encoder::new(SHAPE, Options::new(SEED)).unwrap());
+        let mut encoder = std::mem::replace(&mut self.encoder, Encoder::new(SIZES, Options::new(SEED)).unwrap());
         let mut known = Mapped { map: &self.map, version: 0, changed: &[] };
         let counts = encoder.encode(&self.epoch(pages, blocks), &mut known, &mut bytes).unwrap();
         self.encoder = encoder;
@@ -222,7 +222,7 @@ impl Pair {
 
     fn repair(&mut self, different: &Different) -> Vec<u8> {
         let (pages, blocks) = (self.memory.changed(), self.disk.changed());
-        let mut encoder = std::mem::replace(&mut self.encoder, Encoder::new(SHAPE, Options::new(SEED)).unwrap());
+        let mut encoder = std::mem::replace(&mut self.encoder, Encoder::new(SIZES, Options::new(SEED)).unwrap());
         let mut bytes = Vec::new();
         encoder.repair(&self.epoch(&pages, &blocks), different, &mut bytes).unwrap();
         self.encoder = encoder;

@@ -240,12 +240,12 @@ impl Write for Late<'_> {
 #[test]
 fn pages_are_read_and_compressed_while_the_link_takes_the_ones_before() {
     let at_once = 2048;
-    let shape = Shape { memory_bytes: 3 * at_once * PAGE_BYTES as u64, disk_bytes: 0, disk_travels: false };
+    let sizes = Sizes { memory_bytes: 3 * at_once * PAGE_BYTES as u64, disk_bytes: 0, disk_travels: false };
     let memory = Counted(AtomicU64::new(0));
     let numbers: Vec<u64> = (0..3 * at_once).collect();
     let changed = Changed { numbers: &numbers, source: &memory };
     let epoch = Epoch { number: 1, versions: &[], memory: changed, disk: None, devices: &[] };
-    let mut encoder = Encoder::new(shape, Options::new(SEED)).unwrap();
+    let mut encoder = Encoder::new(sizes, Options::new(SEED)).unwrap();
     let mut link = Late { read: &memory, awaited: at_once + 1 };
     let counts = encoder.encode(&epoch, &mut NothingKnown, &mut link).unwrap();
     assert_eq!(counts.pieces(), 3 * at_once);

@@ -44,7 +44,7 @@ fn a_block_that_is_rewritten_before_it_is_read_is_found_and_its_pages_travel_aga
 #[test]
 fn without_digests_a_rewritten_block_is_not_found() {
     let (mut pair, bytes) = rewritten();
-    pair.decoder = Decoder::new(SHAPE).without_verification();
+    pair.decoder = Decoder::new(SIZES).without_verification();
     assert!(matches!(pair.decode(&bytes).unwrap(), Decoded::Whole(_)));
     assert!(!pair.is_equal());
 }
@@ -58,7 +58,7 @@ fn memory_and_devices_that_are_not_what_was_agreed_are_found() {
     // Somebody else has written there: the base of a difference, and what is referred to.
     pair.theirs.spaces()[0][5][9] ^= 1;
     let devices = pair.devices.clone();
-    pair.decoder = Decoder::holding(SHAPE, pair.decoder.held(), vec![1; devices.len()]);
+    pair.decoder = Decoder::holding(SIZES, pair.decoder.held(), vec![1; devices.len()]);
     touch(&mut pair.memory.now[5], &mut random);
     pair.disk.now[8] = pair.memory.now[6];
     pair.devices[8] ^= 1;
@@ -87,7 +87,7 @@ fn what_is_sent_again_must_be_what_was_asked_for() {
         assert_eq!(pair.decode(&again).is_ok(), asked == &different);
     }
     let (pages, blocks) = (pair.memory.changed(), pair.disk.changed());
-    let mut encoder = std::mem::replace(&mut pair.encoder, Encoder::new(SHAPE, Options::new(SEED)).unwrap());
+    let mut encoder = std::mem::replace(&mut pair.encoder, Encoder::new(SIZES, Options::new(SEED)).unwrap());
     let unknown = Different { pages: vec![1999], ..Different::default() };
     encoder.repair(&pair.epoch(&pages, &blocks), &unknown, &mut Vec::new()).unwrap_err();
 }

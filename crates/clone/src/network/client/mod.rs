@@ -81,12 +81,12 @@ pub struct RemoteOrigin {
 /// What nobody has asked for yet: who asks for it then takes it from here, so that it travels once.
 #[derive(Debug, Default)]
 struct Ahead {
-    there: Option<Stretch>,
+    there: Option<Extent>,
     on_its_way: Option<(FileNumber, Range<u64>)>,
 }
 
 #[derive(Debug)]
-struct Stretch {
+struct Extent {
     file: FileNumber,
     offset_bytes: u64,
     content: Vec<u8>,
@@ -299,7 +299,7 @@ impl RemoteOrigin {
     }
 }
 
-impl Stretch {
+impl Extent {
     /// Fills all of `buffer`, if all of it is here.
     fn copy_to(&self, file: FileNumber, offset_bytes: u64, buffer: &mut [u8]) -> bool {
         let start = offset_bytes.checked_sub(self.offset_bytes).filter(|_| self.file == file);
@@ -342,7 +342,7 @@ impl Origin for RemoteOrigin {
         // Nothing is lost by a failure: what was filled and delivered meanwhile is not kept any more, else who reads it
         // finds the error again.
         if outcome.is_ok() {
-            ahead.there = Some(Stretch { file, offset_bytes, content });
+            ahead.there = Some(Extent { file, offset_bytes, content });
         }
         drop(ahead);
         self.brought.notify_all();

@@ -12,7 +12,7 @@ use crate::storage::{PLANTED, plant};
 const SIZE_BYTES: u64 = (6 << 20) + 4096 * 3;
 
 /// What anything may take on a machine that has more to do.
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// A source whose bytes are known by their place; every other megabyte is zeros.
 #[derive(Default)]
@@ -108,7 +108,7 @@ fn read(copy: &LocalCopy, range: Range<u64>) -> Vec<u8> {
 
 /// Waits until the copy is whole; a copy that never is ends the test.
 fn wait_until_whole(copy: &LocalCopy) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_MAX;
     while !copy.hydration().unwrap().is_whole {
         assert!(Instant::now() < deadline, "{:?}", copy.hydration());
         std::thread::sleep(Duration::from_millis(10));
@@ -117,7 +117,7 @@ fn wait_until_whole(copy: &LocalCopy) {
 
 /// Waits until the copy has closed its source.
 fn wait_until_left(far: &Far) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_MAX;
     while !far.is_closed.load(Ordering::SeqCst) {
         assert!(Instant::now() < deadline, "the source is still held");
         std::thread::sleep(Duration::from_millis(10));
@@ -334,7 +334,7 @@ fn failures_of_the_source_are_told_and_overcome() {
     let directory = tempfile::tempdir().unwrap();
     let far = Arc::new(Far { failures: AtomicU32::new(u32::MAX), ..Far::default() });
     let copy = copy(directory.path(), &far, LocalCopyOptions::default());
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_MAX;
     let is_told = || copy.hydration().unwrap().trouble.is_some_and(|trouble| trouble.contains("the link is down"));
     while !is_told() || u32::MAX - far.failures.load(Ordering::SeqCst) < 9 {
         assert!(Instant::now() < deadline, "{:?}", copy.hydration());

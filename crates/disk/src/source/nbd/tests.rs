@@ -19,7 +19,7 @@ use crate::source::RawFile;
 const SIZE_BYTES: u64 = 3 << 20;
 
 /// What anything may take on a machine that has more to do.
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_MAX: Duration = Duration::from_secs(120);
 
 fn image(directory: &Path) -> Vec<u8> {
     let bytes: Vec<u8> = (0..SIZE_BYTES).map(|at| if at < 1 << 20 { (at / 512 % 251) as u8 } else { 0 }).collect();
@@ -39,7 +39,7 @@ fn url(directory: &Path, export: &str) -> String {
 }
 
 fn quick() -> NbdClientOptions {
-    NbdClientOptions { connect_timeout: PATIENCE, ..NbdClientOptions::default() }
+    NbdClientOptions { connect_timeout: WAIT_MAX, ..NbdClientOptions::default() }
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn an_export_reads_as_what_is_behind_it_also_over_breaks() {
             if round % 2 == 0 {
                 drop(old)
             } else {
-                assert!(old.stop(PATIENCE))
+                assert!(old.stop(WAIT_MAX))
             }
             *server.lock().unwrap() = Some(serve_disk(directory.path()));
         }
@@ -96,7 +96,7 @@ fn a_server_that_is_away_is_waited_for_or_not_as_is_asked() {
     let options = NbdClientOptions { source_timeout: Some(Duration::from_millis(200)), ..quick() };
     let client = NbdClient::resume(&url(directory.path(), "image"), options, &remembered).unwrap();
     assert!(client.read(0, &mut [0; 512]).is_err());
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_MAX;
     while client.trouble().is_none() {
         assert!(Instant::now() < deadline, "it is not told that the server is away");
         std::thread::sleep(Duration::from_millis(5));
@@ -150,7 +150,7 @@ fn b24_another_image_under_the_same_name_is_not_taken_for_the_first() {
     drop(first);
     fs::write(directory.path().join("image"), [1; 8192]).unwrap();
     let _second = serve_disk(directory.path());
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_MAX;
     // A read may be over before the new server has answered.
     let error = loop {
         let error = client.read(0, &mut [0; 512]).unwrap_err().to_string();
@@ -308,7 +308,7 @@ fn b28_an_answer_cut_off_in_its_data_is_asked_for_again_without_any_time_out() {
 
 /// Why there is no connection. The time for one may be over before the server has answered: then once more.
 fn refusal(url: &str, options: &NbdClientOptions, due: &str) -> String {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_MAX;
     loop {
         let connected = NbdClient::connect(url, options.clone());
         let error = connected.map(|_| "connected").unwrap_err().to_string();
@@ -347,7 +347,7 @@ fn b28_a_read_ends_in_time_also_while_connections_come_and_break() {
     image(directory.path());
     let _server = serve_disk(directory.path());
     let client = NbdClient::connect(&url(directory.path(), "image"), quick()).unwrap();
-    assert!(client.shared.link(Some(Instant::now() + PATIENCE)).is_ok());
+    assert!(client.shared.link(Some(Instant::now() + WAIT_MAX)).is_ok());
     // With a connection always there, only the time that is over ends the asking.
     assert!(client.shared.link(Some(Instant::now())).is_err());
 }
@@ -357,7 +357,7 @@ fn b28_a_read_ends_in_time_also_while_connections_come_and_break() {
 fn b28_a_server_that_takes_nothing_more_holds_no_asker_for_ever() {
     let directory = tempfile::tempdir().unwrap();
     let listener = UnixListener::bind(directory.path().join("socket")).unwrap();
-    let socket = Address::Unix(directory.path().join("socket")).dial(PATIENCE).unwrap();
+    let socket = Address::Unix(directory.path().join("socket")).dial(WAIT_MAX).unwrap();
     let (_silent, _) = listener.accept().unwrap();
     socket.set_send_timeout(Duration::from_millis(50)).unwrap();
     // As much as no kernel keeps for a peer that reads nothing.
@@ -373,7 +373,7 @@ fn b28_a_process_of_another_account_is_no_server() {
     let _server = serve_disk(directory.path());
     let own = rustix::process::geteuid().as_raw();
     let connect = |account| {
-        let options = NbdClientOptions { account: Some(account), connect_timeout: PATIENCE, ..quick() };
+        let options = NbdClientOptions { account: Some(account), connect_timeout: WAIT_MAX, ..quick() };
         NbdClient::connect(&url(directory.path(), "image"), options)
     };
     assert!(connect(own).is_ok());
@@ -392,7 +392,7 @@ fn errors_of_the_server_reach_the_reader_with_their_words() {
     });
     let _liar = Liar::start(directory.path(), READ_ONLY, fails);
     let client =
-        NbdClient::connect(&url(directory.path(), ""), NbdClientOptions { source_timeout: Some(PATIENCE), ..quick() });
+        NbdClient::connect(&url(directory.path(), ""), NbdClientOptions { source_timeout: Some(WAIT_MAX), ..quick() });
     let client = client.unwrap();
     let reader = std::thread::scope(|scope| {
         let reading = scope.spawn(|| client.read(0, &mut [0; 512]));

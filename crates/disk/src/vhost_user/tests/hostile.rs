@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use vhost::vhost_user::VhostUserBackendReqHandlerMut;
 
 use super::super::connection::Connection;
-use super::{Fixture, PATIENCE, SIZE_BYTES, pattern, read, write};
+use super::{Fixture, SIZE_BYTES, WAIT_MAX, pattern, read, write};
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -339,7 +339,7 @@ const CORPUS: &[Case] = &[
 ];
 
 fn fate(driver: &mut Driver) -> Fate {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_MAX;
     while Instant::now() < deadline {
         if let Some(finished) = driver.finished(0).unwrap() {
             let mut status = [0];

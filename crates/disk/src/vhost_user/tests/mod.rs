@@ -16,7 +16,7 @@ use super::{CompletionHold, VhostUserBackend, VhostUserOptions};
 use crate::{Attachment, CreateOptions, Disk, OpenOptions};
 
 const SIZE_BYTES: u64 = 64 << 20;
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// A disk behind a back end.
 struct Fixture {
@@ -62,7 +62,7 @@ fn pattern(seed: u8, length: usize) -> Vec<u8> {
 }
 
 fn read(driver: &mut Driver, sector: u64, length: u32) -> Vec<u8> {
-    let finished = driver.request(0, Ask::Read { sector, length }, PATIENCE).unwrap();
+    let finished = driver.request(0, Ask::Read { sector, length }, WAIT_MAX).unwrap();
     assert_eq!((finished.status, finished.length), (0, length + 1));
     let mut bytes = vec![0; length as usize];
     driver.get(driver.data_address(0, finished.slot), &mut bytes).unwrap();
@@ -70,12 +70,12 @@ fn read(driver: &mut Driver, sector: u64, length: u32) -> Vec<u8> {
 }
 
 fn write(driver: &mut Driver, sector: u64, data: &[u8]) {
-    let finished = driver.request(0, Ask::Write { sector, data }, PATIENCE).unwrap();
+    let finished = driver.request(0, Ask::Write { sector, data }, WAIT_MAX).unwrap();
     assert_eq!((finished.status, finished.length), (0, 1));
 }
 
 fn status(driver: &mut Driver, ask: Ask<'_>) -> u8 {
-    driver.request(0, ask, PATIENCE).unwrap().status
+    driver.request(0, ask, WAIT_MAX).unwrap().status
 }
 
 /// What is written through the vhost-user-blk back end is read again, with event indexes and without.
@@ -114,7 +114,7 @@ fn b31_the_device_tells_what_it_is() {
     assert_eq!(u16::from_le_bytes([space[34], space[35]]), 4);
     assert!(number(36) > 0 && number(48) > 0);
     assert_eq!((number(40), number(44), number(52), space[56]), (1, 8, 1, 1));
-    let finished = driver.request(0, Ask::Identify, PATIENCE).unwrap();
+    let finished = driver.request(0, Ask::Identify, WAIT_MAX).unwrap();
     let mut serial = [0xff; 20];
     driver.get(driver.data_address(0, finished.slot), &mut serial).unwrap();
     assert_eq!(&serial, b"serial-number\0\0\0\0\0\0\0");
@@ -166,7 +166,7 @@ fn b32_what_a_driver_changes_that_knows_no_flush_is_durable_when_it_is_answered(
             until("it is kept back", || fixture.backend.statistics().held == 1);
             driver.stop(0).unwrap();
         }
-        assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 0);
+        assert_eq!(driver.wait(0, WAIT_MAX).unwrap().status, 0);
         fixture.backend.hold(CompletionHold::Nothing);
     }
 }
@@ -236,7 +236,7 @@ fn b35_a_front_end_that_goes_gives_the_disk_back_and_another_may_come() {
     let mut driver = fixture.driver(DriverOptions::default());
     assert_eq!(read(&mut driver, 0, 4096), pattern(1, 4096));
     drop(driver);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_MAX;
     while fixture.attachment.current().is_some() {
         assert!(Instant::now() < deadline, "the disk was not given back");
         std::thread::sleep(Duration::from_millis(5));
@@ -255,7 +255,7 @@ fn b36_every_page_that_the_device_writes_is_marked_while_a_machine_migrates() {
     write(&mut driver, 0, &pattern(1, 65536));
     assert!(driver.logged_pages().is_empty());
     driver.log().unwrap();
-    let finished = driver.request(0, Ask::Read { sector: 0, length: 65536 }, PATIENCE).unwrap();
+    let finished = driver.request(0, Ask::Read { sector: 0, length: 65536 }, WAIT_MAX).unwrap();
     let data = driver.data_address(0, finished.slot);
     let marked = driver.logged_pages();
     let mut expected: Vec<u64> = (data / 4096..=(data + 65535) / 4096).map(|page| page * 4096).collect();
@@ -308,10 +308,10 @@ fn b37_answers_are_held_until_their_epoch_is_released_or_the_ring_stops() {
     until("the second flush is kept back", || fixture.backend.statistics().held == 2);
     assert!(driver.wait(0, Duration::from_millis(200)).is_err());
     fixture.backend.release(ended);
-    assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 0);
+    assert_eq!(driver.wait(0, WAIT_MAX).unwrap().status, 0);
     assert!(driver.wait(0, Duration::from_millis(200)).is_err());
     driver.stop(0).unwrap();
-    assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 0, "a stop must not wait for a release");
+    assert_eq!(driver.wait(0, WAIT_MAX).unwrap().status, 0, "a stop must not wait for a release");
 }
 
 /// Spec: D5
@@ -380,7 +380,7 @@ fn b39_many_requests_at_once_on_many_rings_all_come_back() {
             }
             driver.kick(queue).unwrap();
             if outstanding[usize::from(queue)] > 0 {
-                assert_eq!(driver.wait(queue, PATIENCE).unwrap().status, 0);
+                assert_eq!(driver.wait(queue, WAIT_MAX).unwrap().status, 0);
                 outstanding[usize::from(queue)] -= 1;
                 answered += 1;
             }
@@ -413,7 +413,7 @@ fn b42_requests_in_flight_are_done_by_the_next_back_end() {
     area.begin(3 * slots[1], 8);
     driver.start(0).unwrap();
     driver.kick(0).unwrap();
-    let mut ended: Vec<u16> = (0..3).map(|_| driver.wait(0, PATIENCE).unwrap().slot).collect();
+    let mut ended: Vec<u16> = (0..3).map(|_| driver.wait(0, WAIT_MAX).unwrap().slot).collect();
     ended.sort_unstable();
     let mut expected = slots.clone();
     expected.sort_unstable();

@@ -78,7 +78,7 @@ impl Source for Stuck {
 }
 
 /// A disk whose base does not answer.
-fn silent_room(queues: u16) -> Fixture {
+fn silent_fixture(queues: u16) -> Fixture {
     let options = VhostUserOptions { queues, ..VhostUserOptions::default() };
     Fixture::over(options, || OpenOptions { base: Some(Arc::new(Silent::default())), ..OpenOptions::default() })
 }
@@ -105,11 +105,11 @@ fn b37_a_flush_that_ends_after_the_ring_began_to_stop_is_answered() {
     // The deadline is far away: a stop that ends has waited for nothing but the flush.
     let (ring, (told, ended)) = (fixture.backend.shared.rings[0].clone(), mpsc::channel());
     let stopping = ring.clone();
-    std::thread::spawn(move || told.send(stopping.stop(StopReason::Requested, Instant::now() + 10 * PATIENCE)));
+    std::thread::spawn(move || told.send(stopping.stop(StopReason::Requested, Instant::now() + 10 * WAIT_MAX)));
     until("the ring stops", || ring.lets_answers_go());
     drop(let_go);
-    ended.recv_timeout(PATIENCE).expect("the stop waited for an answer that was kept back");
-    assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 0);
+    ended.recv_timeout(WAIT_MAX).expect("the stop waited for an answer that was kept back");
+    assert_eq!(driver.wait(0, WAIT_MAX).unwrap().status, 0);
 }
 
 /// Spec: D5
@@ -128,7 +128,7 @@ fn b37_answers_kept_back_from_a_front_end_that_goes_stay_in_flight() {
     until("the write is done again, and kept back again", || fixture.backend.statistics().held == 1);
     assert!(driver.wait(0, Duration::from_millis(100)).is_err());
     fixture.backend.release(fixture.attachment.current().unwrap().epoch());
-    assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 0);
+    assert_eq!(driver.wait(0, WAIT_MAX).unwrap().status, 0);
     assert!(driver.wait(0, Duration::from_millis(100)).is_err(), "it is answered once");
     assert_eq!(read(&mut driver, 0, 4096), data);
 }
@@ -136,7 +136,7 @@ fn b37_answers_kept_back_from_a_front_end_that_goes_stay_in_flight() {
 /// Spec: D5
 #[test]
 fn b37_rings_whose_requests_wait_stop_within_one_time() {
-    let fixture = silent_room(4);
+    let fixture = silent_fixture(4);
     let mut driver = fixture.driver(DriverOptions { queues: 4, track_in_flight: false, ..DriverOptions::default() });
     for queue in 0..4 {
         submit(&mut driver, queue, Ask::Read { sector: 0, length: 4096 });
@@ -146,7 +146,7 @@ fn b37_rings_whose_requests_wait_stop_within_one_time() {
     for queue in 0..4 {
         driver.stop(queue).unwrap();
         // What waits still at the deadline fails: there is no record for it to stay in.
-        assert_eq!(driver.wait(queue, PATIENCE).unwrap().status, 1);
+        assert_eq!(driver.wait(queue, WAIT_MAX).unwrap().status, 1);
         deadlines.push(fixture.backend.shared.drain.last_deadline().expect("a ring has stopped"));
     }
     deadlines.dedup();
@@ -156,7 +156,7 @@ fn b37_rings_whose_requests_wait_stop_within_one_time() {
 /// Spec: D5
 #[test]
 fn b37_a_ring_takes_no_more_than_may_wait() {
-    let fixture = silent_room(1);
+    let fixture = silent_fixture(1);
     let mut driver = fixture.driver(DriverOptions { ring_size: 512, slot_bytes: 4096, ..DriverOptions::default() });
     for _ in 0..150 {
         driver.submit(0, Ask::Read { sector: 0, length: 4096 }).unwrap().unwrap();
@@ -172,7 +172,7 @@ fn b37_a_ring_takes_no_more_than_may_wait() {
 /// Spec: D5
 #[test]
 fn b37_requests_that_wait_when_the_front_end_goes_are_done_by_the_next_back_end() {
-    let fixture = silent_room(1);
+    let fixture = silent_fixture(1);
     let mut driver = fixture.driver(DriverOptions::default());
     submit(&mut driver, 0, Ask::Read { sector: 0, length: 4096 });
     until("it waits", || fixture.backend.statistics().waited == 1);
@@ -186,7 +186,7 @@ fn b37_requests_that_wait_when_the_front_end_goes_are_done_by_the_next_back_end(
     let _next = VhostUserBackend::serve(attachment, &fixture.socket(), VhostUserOptions::default()).unwrap();
     driver.reconnect(&fixture.socket()).unwrap();
     driver.start(0).unwrap();
-    let finished = driver.wait(0, PATIENCE).unwrap();
+    let finished = driver.wait(0, WAIT_MAX).unwrap();
     assert_eq!((finished.status, finished.length), (0, 4097));
     let mut bytes = vec![0; 4096];
     driver.get(driver.data_address(0, finished.slot), &mut bytes).unwrap();
@@ -215,7 +215,7 @@ fn b60_what_a_stopped_ring_had_asked_for_changes_nothing_any_more() {
             driver.stop(0).unwrap();
         }
         driver.start(0).unwrap();
-        assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 0, "it is done again");
+        assert_eq!(driver.wait(0, WAIT_MAX).unwrap().status, 0, "it is done again");
         write(&mut driver, 0, &pattern(2, 512));
         base.goes_on.store(true, Ordering::Release);
         until("nothing is left of the first life", || disk.statistics().pending_requests == 0);
@@ -232,7 +232,7 @@ fn b60_what_a_stopped_ring_had_asked_for_changes_nothing_any_more() {
 /// Spec: D5
 #[test]
 fn b61_a_stop_leaves_what_waits_for_a_base_to_the_rings_next_life() {
-    let fixture = silent_room(1);
+    let fixture = silent_fixture(1);
     let mut driver = fixture.driver(DriverOptions::default());
     submit(&mut driver, 0, Ask::Read { sector: 0, length: 4096 });
     until("it waits", || fixture.backend.statistics().waited == 1);
@@ -246,7 +246,7 @@ fn b61_a_stop_leaves_what_waits_for_a_base_to_the_rings_next_life() {
     // Now the machine moves: nobody at its next place would know of the request.
     driver.log().unwrap();
     assert_eq!(driver.stop(0).unwrap(), 1);
-    assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 1);
+    assert_eq!(driver.wait(0, WAIT_MAX).unwrap().status, 1);
 }
 
 /// When the machine moves, a flush that takes longer than a stop is waited for: it would fail in the guest for nothing.
@@ -254,7 +254,7 @@ fn b61_a_stop_leaves_what_waits_for_a_base_to_the_rings_next_life() {
 /// Spec: D5
 #[test]
 fn b61_a_machine_that_moves_waits_for_what_its_own_disk_does() {
-    let fixture = silent_room(1);
+    let fixture = silent_fixture(1);
     let mut driver = fixture.driver(DriverOptions::default());
     let (let_go, kept) = mpsc::channel::<()>();
     let disk = fixture.attachment.current().unwrap();
@@ -274,7 +274,7 @@ fn b61_a_machine_that_moves_waits_for_what_its_own_disk_does() {
     assert!(!stopped.is_finished());
     drop(let_go);
     assert_eq!(stopped.join().unwrap(), 2);
-    let statuses = [(); 2].map(|()| driver.wait(0, PATIENCE).unwrap().status);
+    let statuses = [(); 2].map(|()| driver.wait(0, WAIT_MAX).unwrap().status);
     assert_eq!(statuses, [0, 1]);
 }
 
@@ -312,7 +312,7 @@ fn b61_a_machine_that_moves_has_an_answer_to_all_that_a_dead_back_end_had_taken(
         driver.start(0).unwrap();
         assert_eq!(driver.stop(0).unwrap(), REQUESTS);
         for number in 0..REQUESTS {
-            let status = driver.wait(0, PATIENCE).unwrap_or_else(|error| panic!("{number}: {error:#}")).status;
+            let status = driver.wait(0, WAIT_MAX).unwrap_or_else(|error| panic!("{number}: {error:#}")).status;
             assert_eq!(status, u8::from(!answers), "{number}");
         }
         drop(next);
@@ -322,7 +322,7 @@ fn b61_a_machine_that_moves_has_an_answer_to_all_that_a_dead_back_end_had_taken(
 /// Spec: D5
 #[test]
 fn b37_a_ring_stops_in_time_also_when_others_fill_the_disks_queue() {
-    let fixture = silent_room(1);
+    let fixture = silent_fixture(1);
     let disk = fixture.attachment.attach().unwrap();
     let mut driver = fixture.driver(DriverOptions::default());
     // One waits behind them: the queue is full.

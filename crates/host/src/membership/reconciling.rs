@@ -24,7 +24,7 @@ type Admissions = JoinSet<Result<(), HostError>>;
 impl Membership {
     /// Removes followers that are leaving and makes those that are missing; returns when the new ones answer through
     /// the router.
-    pub(super) async fn settle(
+    pub(super) async fn reconcile(
         self: &Arc<Self>,
         options: &CloneOptions,
         begun: Instant,
