@@ -1,6 +1,7 @@
 //! Metrics of machines, and the page of a host that has some of its own.
 
 use std::fmt::Display;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,34 @@ struct Seen {
     arrival: Option<Arrival>,
     /// It is sent to another host now.
     is_sent: bool,
+    /// What is kept of it; none where no checkpoints can be taken of it.
+    checkpoints: Option<CheckpointFiles>,
+}
+
+/// Files of checkpoints, as the file system tells of them: a scrape reads none.
+#[derive(Debug, Default)]
+struct CheckpointFiles {
+    count: u64,
+    /// Of the host's disk.
+    bytes: u64,
+    /// The number and the age of the newest one.
+    newest: Option<(u64, Duration)>,
+}
+
+impl CheckpointFiles {
+    fn of(home: &MachineHome) -> CheckpointFiles {
+        let mut found = CheckpointFiles::default();
+        for entry in std::fs::read_dir(home.checkpoints()).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let number = name.to_str().and_then(|name| name.strip_prefix("checkpoint.")?.parse::<u64>().ok());
+            let Some((number, metadata)) = number.zip(entry.metadata().ok()) else { continue };
+            found.count += 1;
+            found.bytes += metadata.blocks() * 512;
+            let age = metadata.modified().ok().map(|written| written.elapsed().unwrap_or_default());
+            found.newest = found.newest.max(age.map(|age| (number, age)));
+        }
+        found
+    }
 }
 
 impl MachinesPage {
@@ -71,6 +100,7 @@ impl Observed for MachinesPage {
         let machines: Vec<_> = seen.iter().map(|seen| (seen.name(), &seen.summary.machine)).collect();
         machine_metrics(&machines, &mut text);
         migration_metrics(&seen, &mut text);
+        checkpoint_metrics(&seen, &mut text);
         protection_metrics(&machines, &mut text);
         text
     }
@@ -96,7 +126,9 @@ impl Seen {
         let is_begun = |departure: &Departure| departure.state == DepartureState::Begun && !departure.protects;
         let is_begun = departure.as_ref().is_some_and(is_begun);
         let is_sent = is_begun && home.has_keeper() && !home.is_migrated();
-        Seen { summary, departure, arrival: Arrival::of(home).unwrap_or_default(), is_sent }
+        let has_checkpoints = home.configuration().is_ok_and(|configuration| configuration.checkpoints);
+        let checkpoints = has_checkpoints.then(|| CheckpointFiles::of(home));
+        Seen { summary, departure, arrival: Arrival::of(home).unwrap_or_default(), is_sent, checkpoints }
     }
 
     fn name(&self) -> &str {
@@ -153,6 +185,23 @@ fn migration_metrics(machines: &[Seen], text: &mut String) {
             pages.sample(&[("server", machine.name()), ("kind", kind)], count);
         }
     }
+}
+
+/// Of machines of which checkpoints can be taken.
+fn checkpoint_metrics(machines: &[Seen], text: &mut String) {
+    let mut add = |name, help, value: &dyn Fn(&CheckpointFiles) -> Option<f64>| {
+        let mut metric = Metric::new(text, name, "gauge", help);
+        for machine in machines {
+            if let Some(value) = machine.checkpoints.as_ref().and_then(value) {
+                metric.sample(&[("server", machine.name())], value);
+            }
+        }
+    };
+    add("onecopy_machine_checkpoints", "Checkpoints that are kept of it.", &|kept| Some(kept.count as f64));
+    add("onecopy_machine_checkpoint_bytes", "What their files take of the host's disk.", &|kept| {
+        Some(kept.bytes as f64)
+    });
+    add("onecopy_machine_checkpoint_age_seconds", "Age of the newest one.", &|kept| Some(kept.newest?.1.as_secs_f64()));
 }
 
 /// Of machines that are protected, and of copies that protect others.

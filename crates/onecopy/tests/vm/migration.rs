@@ -233,6 +233,7 @@ fn t31_a_machine_goes_to_another_host_and_back_while_it_writes() {
     // Its disk is all there at some time, and then it can go on.
     wait_whole(&there.1);
     there.0.tells(&["running", "arrival_disk_whole"].map(|name| format!("onecopy_machine_{name}{{server=\"web\"}} 1")));
+    there.0.tells(&["onecopy_machine_checkpoints{server=\"web\"} 0".to_owned()]);
     assert_eq!(page_of(&there.0.page, "/healthz"), ("HTTP/1.0 200 OK".to_owned(), "ok\n".to_owned()));
     assert!(!serves_snapshot(&here.1) && serves_snapshot(&there.1), "its disk came from the storage of both");
     let told = migrate(there, &here.0, &["--downtime-ms=2000", "--on-timeout=go"]).ok();
@@ -241,6 +242,8 @@ fn t31_a_machine_goes_to_another_host_and_back_while_it_writes() {
     assert!(!copied.shares_disk && copied.disk_pages == 0, "{copied:?}");
     assert_eq!(here.1.guest("web", "cat /proc/sys/kernel/random/boot_id"), boot, "it was not booted");
     assert_eq!(here.1.guest("web", CHECK), "whole");
+    here.1.directory.run(&["vm", "checkpoint", "web"]).ok();
+    here.0.tells(&["onecopy_machine_checkpoints{server=\"web\"} 1".to_owned()]);
     here.1.directory.run(&["vm", "stop", "web", "--force"]).ok();
 }
 
