@@ -43,6 +43,13 @@ pub struct Checkpoint {
     pub data_pages: u64,
 }
 
+impl Checkpoint {
+    /// Memory whose content it holds itself, bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.data_pages * PAGE_BYTES as u64
+    }
+}
+
 /// One checkpoint's file, its tables read and checked.
 struct Layer {
     file: Stored,

@@ -18,8 +18,8 @@ pub struct Checkpoint {
     /// Keep so many of its checkpoints, and at most half as many more: the oldest are forgotten several at a time
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     keep: Option<u64>,
-    /// Take another one every so many seconds, until Ctrl-C
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    /// Take another one each time that this is over, until Ctrl-C: seconds, or a number with s, m or h
+    #[arg(long, value_name = "TIME", value_parser = seconds)]
     every: Option<u64>,
     /// The figures as one JSON object a line
     #[arg(long)]
@@ -115,7 +115,7 @@ impl Checkpoints {
                     "number": checkpoint.number,
                     "since": checkpoint.parent,
                     "taken_unix_ms": checkpoint.taken_unix_ms,
-                    "memory_bytes": bytes(checkpoint),
+                    "memory_bytes": checkpoint.memory_bytes(),
                 })
             });
             output::say(serde_json::Value::from_iter(list));
@@ -131,7 +131,7 @@ impl Checkpoints {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         for checkpoint in &checkpoints {
             let age = now.saturating_sub(Duration::from_millis(checkpoint.taken_unix_ms)).as_secs();
-            let memory = size::text(bytes(checkpoint));
+            let memory = size::text(checkpoint.memory_bytes());
             let since = checkpoint.parent.map_or("whole".to_owned(), |parent| parent.to_string());
             output::say(format_args!("{:>10} {:>10} s {memory:>8} {since:>8}", checkpoint.number, age));
         }
@@ -139,9 +139,21 @@ impl Checkpoints {
     }
 }
 
-/// Memory that a checkpoint holds itself.
-fn bytes(checkpoint: &onecopy_machine::Checkpoint) -> u64 {
-    checkpoint.data_pages * 4096
+/// A time as `10`, `10s`, `5m` or `1h`, of a day at most, in seconds.
+fn seconds(text: &str) -> Result<u64, String> {
+    let (number, unit) = match text.strip_suffix(['s', 'm', 'h']) {
+        Some(number) => (number, text.chars().next_back()),
+        None => (text, None),
+    };
+    let factor = match unit {
+        Some('m') => 60,
+        Some('h') => 3600,
+        _ => 1,
+    };
+    let found = number.parse().ok().and_then(|number: u64| number.checked_mul(factor));
+    found
+        .filter(|seconds| (1..=86_400).contains(seconds))
+        .ok_or_else(|| "give 1 to 86400 seconds, as 10s, 5m or 1h".into())
 }
 
 impl Forget {
@@ -174,5 +186,19 @@ impl Restore {
         let number = crate::block_on(async { Ok(machines.restore(&name, self.checkpoint).await?) })?;
         output::say(format_args!("The machine {name} goes on from checkpoint {number}."));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::seconds;
+
+    #[test]
+    fn a_time_is_seconds_unless_it_says_otherwise() {
+        let times = ["10", "10s", "5m", "24h"].map(seconds);
+        assert_eq!(times, [Ok(10), Ok(10), Ok(300), Ok(86_400)]);
+        for wrong in ["", "s", "0", "0m", "25h", "1d", "-1", "1.5m", "18446744073709551615h"] {
+            assert!(seconds(wrong).is_err_and(|error| error.contains("5m")), "{wrong}");
+        }
     }
 }
