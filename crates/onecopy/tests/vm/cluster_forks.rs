@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use onecopy_testing::{ControlGroup, skip};
 use serde_json::Value;
@@ -27,6 +28,13 @@ fn is_standby(machines: &MachineDirectory, server: &str) -> bool {
 
 fn has_all(machines: &MachineDirectory, server: &str, rows: &str) {
     until("it answers with all there is", || read_on(machines, server, "SELECT count(*) FROM kept") == rows);
+}
+
+/// Row by row what the leader has.
+fn has_what_was_written(machines: &MachineDirectory, server: &str) {
+    const CONTENT: &str = "SELECT count(*) || ' ' || md5(string_agg(number::text, ',' ORDER BY number)) FROM written";
+    let written = read_on(machines, "leader", CONTENT);
+    until("it has caught up", || read_on(machines, server, CONTENT) == written);
 }
 
 /// Bytes that a process has of memory, by its part of what it shares; and how many of these are of a frozen file. What
@@ -185,8 +193,27 @@ fn v38_forks_of_followers_survive_restarts_and_their_parents() {
     machines.configure("follower-1", "merge_equal_pages = true");
     directory.run(&["up", "--detach"]).ok();
     until("both are well", || is_well(&machines, 2));
-    let events = directory.run(&["scale", "3", "--mode=fork", "--json"]).ok();
+    directory.sql("CREATE TABLE written AS SELECT 1 AS number");
+    let is_made = AtomicBool::new(false);
+    let events = std::thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            let mut written = 0;
+            while !is_made.load(Relaxed) {
+                directory.sql("INSERT INTO written SELECT max(number) + 1 FROM written");
+                written += 1;
+            }
+            written
+        });
+        let made = directory.run(&["scale", "3", "--mode=fork", "--json"]);
+        is_made.store(true, Relaxed);
+        let written: u32 = writing.join().expect("each row is written");
+        assert!(written > 10, "{written} rows while two followers were made");
+        made.ok()
+    });
     assert!(events.contains("follower-1 stood "), "{events}");
+    for follower in ["follower-1", "follower-2", "follower-3"] {
+        has_what_was_written(&machines, follower);
+    }
     assert!(is_mergeable(machines.process("follower-2", "qemu.pid").expect("it runs")), "as its parent's file says");
     directory.sql("INSERT INTO kept VALUES (1001)");
     until("all are well", || is_well(&machines, 4));
