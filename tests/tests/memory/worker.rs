@@ -21,9 +21,12 @@ const MAPPED_BYTES_MAX: u64 = 24 * MIB;
 
 /// Half a million buffers: whoever looks at the header of each once a second takes 1.5 ms of it, at the least.
 const LARGE_CEILING_BYTES: u64 = 4096 * MIB;
-const IDLE: Duration = Duration::from_secs(10);
-/// It takes 2 ms of them.
-const BUSY_MAX: Duration = Duration::from_millis(8);
+/// What is done each second is done once in it, at the least.
+const IDLE: Duration = Duration::from_secs(2);
+/// What somebody else takes of the processor, the host first of all, counts as the worker's, and hits some of these.
+const LOOKS: usize = 5;
+/// It takes 0.4 ms.
+const BUSY_MAX: Duration = Duration::from_micros(1200);
 
 /// A figure of a process in bytes. Source: `proc_pid_status(5)`.
 fn figure(process: u32, name: &str) -> anyhow::Result<u64> {
@@ -96,9 +99,13 @@ async fn m33_a_worker_with_nothing_to_do_costs_nothing_of_its_ceiling() -> anyho
     let plan = Plan::new(Version::Fifteen, LARGE_CEILING_BYTES).set("onecopy.memory_target", "64MB");
     let harness = Harness::start(plan).await?;
     let worker = harness.pool().await?.steady().await?.worker;
-    let before = ran(worker)?;
-    tokio::time::sleep(IDLE).await;
-    let busy = ran(worker)? - before;
-    ensure!(!busy.is_zero() && busy < BUSY_MAX, "{busy:?} in {IDLE:?}");
+    let mut busy = Vec::with_capacity(LOOKS);
+    for _ in 0..LOOKS {
+        let before = ran(worker)?;
+        tokio::time::sleep(IDLE).await;
+        busy.push(ran(worker)? - before);
+    }
+    busy.sort_unstable();
+    ensure!(busy.last().is_some_and(|busy| !busy.is_zero()) && busy[LOOKS / 2] < BUSY_MAX, "{busy:?} in {IDLE:?} each");
     Ok(())
 }
