@@ -51,6 +51,7 @@ impl Machines {
     /// # Errors
     /// [`MachineError::OfCluster`], [`MachineError::Exists`], [`MachineError::NoMemory`], those of
     /// [`Machine::checkpoint`] and [`Machine::restore`]; nothing of the new machine is left then.
+    /// [`MachineError::Guest`]: its guest has not got its identity; it stays, unplugged, and its keeper tries again.
     pub async fn fork(&self, parent: &MachineName, fork: &Fork, progress: &dyn Progress) -> Result<u64, HostError> {
         let name = &fork.name;
         if name.is_of_clusters() {
