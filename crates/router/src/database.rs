@@ -109,6 +109,8 @@ pub struct Database {
     catalog: Mutex<Known>,
     /// Grows by one when the catalog changes.
     catalog_version: AtomicU64,
+    /// That of the last change that may have made an event trigger.
+    event_triggers_version: AtomicU64,
     catalog_reload: tokio::sync::Mutex<()>,
     catalog_backend: CatalogBackend,
     is_refreshing: AtomicBool,
@@ -173,6 +175,7 @@ impl Database {
             classification: Arc::default(),
             catalog: Mutex::new(known),
             catalog_version: AtomicU64::new(1),
+            event_triggers_version: AtomicU64::new(0),
             catalog_reload: tokio::sync::Mutex::default(),
             catalog_backend: CatalogBackend::default(),
             is_refreshing: AtomicBool::new(false),
@@ -252,7 +255,7 @@ impl Database {
         let catalog = match self.current_catalog() {
             Some(catalog) => catalog,
             // A COMMIT must not keep its locks while it waits for what has no say in it.
-            None => match classify_without_catalog(sql) {
+            None => match classify_without_catalog(sql, self.may_have_event_triggers()) {
                 Some(statements) => return Ok(statements),
                 None => self.catalog().await,
             },
@@ -333,7 +336,7 @@ impl Database {
                 // Nothing is known any more, so nothing counts as a read until the leader can be asked again. What was
                 // classified by that is newer than what was known before, so that cannot come back as it was.
                 lock(&self.catalog).fingerprint = None;
-                Arc::new(Catalog::empty())
+                Arc::new(Catalog::unknown())
             }
         }
     }
@@ -413,15 +416,29 @@ impl Database {
         (known.version >= self.catalog_version.load(SeqCst)).then(|| known.catalog.clone())
     }
 
+    /// Whether DDL may run event triggers, as far as the catalog tells that is known.
+    fn may_have_event_triggers(&self) -> bool {
+        let known = lock(&self.catalog);
+        known.version < self.event_triggers_version.load(SeqCst) || known.catalog.has_event_triggers()
+    }
+
     /// Grows with every change of the catalog; what was classified under another number may be classified otherwise
     /// now.
     pub fn catalog_version(&self) -> u64 {
         self.catalog_version.load(SeqCst)
     }
 
-    /// The catalog has changed: statements are classified anew, and prepared anew.
-    pub fn catalog_changed(&self) {
-        self.catalog_version.fetch_add(1, SeqCst);
+    /// The catalog has changed: statements are classified anew, and prepared anew. What only makes relations
+    /// (`creates`) makes no event trigger.
+    pub fn catalog_changed(&self, creates: bool) {
+        {
+            // What is read beside the sessions takes its number under this lock.
+            let _known = lock(&self.catalog);
+            let version = self.catalog_version.fetch_add(1, SeqCst) + 1;
+            if !creates {
+                self.event_triggers_version.fetch_max(version, SeqCst);
+            }
+        }
         lock(&self.prepared_texts).forget();
     }
 

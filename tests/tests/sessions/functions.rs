@@ -80,6 +80,46 @@ async fn settings_that_a_function_changes_hold_for_the_sessions_later_reads() ->
     Ok(())
 }
 
+/// DDL runs event triggers, wherever it stands; what they leave in the session holds for its reads, and for no other's.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_that_an_event_trigger_changes_hold_for_the_session_and_for_no_other() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    ok(
+        &mut wire,
+        "CREATE SCHEMA tenant;
+         CREATE TABLE place (name text); INSERT INTO place VALUES ('public');
+         CREATE TABLE tenant.place (name text); INSERT INTO tenant.place VALUES ('tenant');
+         CREATE FUNCTION make() RETURNS void LANGUAGE plpgsql AS 'BEGIN CREATE TABLE made (a int); END';
+         CREATE FUNCTION enter_tenant() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
+             PERFORM set_config('search_path', 'tenant, public', false); END $$",
+    )
+    .await?;
+    ok(&mut wire, "CREATE EVENT TRIGGER enter_tenant ON ddl_command_end EXECUTE FUNCTION enter_tenant()").await?;
+    // The first one at once: the catalog that is known has no event trigger.
+    for define in [
+        "CREATE TABLE plain (a int)",
+        "BEGIN; COMMENT ON TABLE place IS 'a'; COMMIT",
+        "ALTER TABLE place ADD b int",
+        "SELECT name INTO copied FROM place",
+        "SELECT make()",
+        "DO 'BEGIN DROP TABLE made; END'",
+    ] {
+        let (mut one, mut other) = (Wire::connect(&cluster).await?, Wire::connect(&cluster).await?);
+        ok(&mut one, define).await?;
+        for round in 0..8 {
+            assert_eq!(ok(&mut one, "SELECT name FROM place").await?, ["tenant"], "{define}, round {round}");
+            assert_eq!(ok(&mut other, "SELECT name FROM place").await?, ["public"], "{define}, round {round}");
+            // An epoch with what was defined.
+            ok(&mut other, "UPDATE numbers SET value = value + 1 WHERE id = 1").await?;
+            wait_for_epoch_on(&cluster, 2).await?;
+        }
+    }
+    Ok(())
+}
+
 /// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_trigger_that_stamps_rows_leaves_the_sessions_reads_on_followers() -> anyhow::Result<()> {
@@ -137,6 +177,46 @@ async fn after_ddl_every_session_judges_statements_by_the_new_catalog() -> anyho
         }
         // Nobody had to be told by a server that it was no read.
         assert_eq!(cluster.router().status().read_retries, retries, "round {round}");
+    }
+    Ok(())
+}
+
+/// A function of users may define others, in a transaction or by itself.
+///
+/// Spec: I3
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_function_defines_is_known_to_every_session() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut one = Wire::connect(&cluster).await?;
+    ok(
+        &mut one,
+        "CREATE SCHEMA tenant;
+         CREATE TABLE place (name text); INSERT INTO place VALUES ('public');
+         CREATE TABLE tenant.place (name text); INSERT INTO tenant.place VALUES ('tenant');
+         CREATE FUNCTION hidden() RETURNS text LANGUAGE sql STABLE AS $$ SELECT 'nothing' $$;
+         CREATE FUNCTION define(body text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN EXECUTE format(
+             'CREATE OR REPLACE FUNCTION hidden() RETURNS text LANGUAGE sql STABLE AS %L', body); END $$",
+    )
+    .await?;
+    let define = |body: &str| format!("define('SELECT {body}')");
+    let enters = define("set_config(''search_path'', ''tenant, public'', false)");
+    for round in 0..6 {
+        let mut other = Wire::connect(&cluster).await?;
+        assert_eq!(ok(&mut other, "SELECT hidden()").await?, ["nothing"], "round {round}");
+        let retries = cluster.router().status().read_retries;
+        let enter = match round % 3 {
+            0 => format!("SELECT {enters}"),
+            1 => format!("BEGIN; SELECT {enters}; COMMIT"),
+            _ => format!("DO $$ BEGIN PERFORM {enters}; END $$"),
+        };
+        ok(&mut one, &enter).await?;
+        assert_eq!(ok(&mut other, "SELECT hidden()").await?, ["tenant, public"], "{enter}");
+        for _ in 0..4 {
+            assert_eq!(ok(&mut other, "SELECT name FROM place").await?, ["tenant"], "{enter}");
+        }
+        // Nobody had to be told by a server that it was no read.
+        assert_eq!(cluster.router().status().read_retries, retries, "{enter}");
+        ok(&mut one, &format!("SELECT {}", define("''nothing''"))).await?;
     }
     Ok(())
 }

@@ -100,7 +100,7 @@ async fn the_catalog_is_read_anew_beside_the_sessions() {
     refreshing.await.unwrap();
     assert!(Arc::ptr_eq(&database.catalog().await, &before) && database.catalog_version() == version);
     // The same after DDL that changes nothing of it, such as CREATE INDEX: what was classified stays classified.
-    database.catalog_changed();
+    database.catalog_changed(true);
     assert!(Arc::ptr_eq(&database.catalog().await, &before));
     // And what differs is taken.
     lock(&database.catalog).fingerprint = None;
@@ -117,7 +117,7 @@ async fn after_ddl_nobody_is_served_by_the_catalog_of_before() {
     let models = ModelServers::start(0).await;
     let database = open(&models).await.unwrap();
     let refreshing = refresh_held(&models, &database).await;
-    database.catalog_changed();
+    database.catalog_changed(true);
     lock(&database.catalog).fingerprint = None;
     let mut asked = tokio::spawn({
         let database = database.clone();
@@ -137,7 +137,7 @@ async fn what_no_catalog_has_a_say_in_waits_for_none() {
     let models = ModelServers::start(0).await;
     let database = open(&models).await.unwrap();
     models.hold(LEADER, FUNCTIONS);
-    database.catalog_changed();
+    database.catalog_changed(true);
     for (sql, waits) in [
         ("BEGIN; SET LOCAL search_path = a", false),
         ("COMMIT", false),
@@ -163,8 +163,17 @@ async fn what_no_catalog_has_a_say_in_waits_for_none() {
             assert_eq!(classified, classify_with(&ClassificationCache::new(), &sql, &Catalog::empty()));
         }
     }
+    // Behind what may have made an event trigger, DDL waits to know.
+    database.catalog_changed(false);
+    for (sql, waits) in [("CREATE INDEX ON t (a)", true), ("COMMIT", false)] {
+        let sql = Bytes::from(sql);
+        let mut classifying = std::pin::pin!(database.classify(&sql));
+        let classified = std::future::poll_fn(|context| Poll::Ready(classifying.as_mut().poll(context))).await;
+        assert_eq!(classified.is_pending(), waits, "{sql:?}");
+    }
     models.let_go(LEADER);
     assert!(database.classify(&Bytes::from("SELECT 1")).await.is_ok());
+    assert!(!database.may_have_event_triggers());
 }
 
 /// Rows may come in any order, and each value counts.

@@ -138,6 +138,7 @@ impl Session {
                 }
                 Some(sqlstate::READ_ONLY_SQL_TRANSACTION) if !went_out => {
                     self.take_back(start, false);
+                    self.router.counters.read_retries.fetch_add(1, Relaxed);
                     let traits = BatchTraits { reads_only: false, writes: true, opaque: true, ..traits.clone() };
                     return self.run_wrapped(request, &traits).await;
                 }

@@ -60,9 +60,22 @@ const RUN_DEFERRED: &str = "SET CONSTRAINTS ALL IMMEDIATE";
 /// that is dropped has no name any more, and whether it was temporary only others know. Some DDL locks no more than
 /// ANALYZE does: of that what it has written into the catalog tells, which is no older than this transaction
 /// (VALIDATE CONSTRAINT, and what gives a parent a child).
-const CHANGED: &str = "SELECT pg_catalog.string_agg(pg_catalog.concat('oid = ', l.relation, \
+///
+/// Before the condition `d`, or `-`: whether the transaction has written into the catalogs of what statements call, by
+/// PostgreSQL's own count of that, in which those of the last second may still be. DDL holds no lock of those catalogs.
+/// What changes constraints of domains or names of schemas is not seen, nor anything without `track_counts`.
+const CHANGED: &str = "SELECT pg_catalog.concat(CASE WHEN \
+         pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL AND \
+         (SELECT pg_catalog.bool_or(pg_catalog.pg_stat_get_xact_tuples_inserted(w.id) OPERATOR(pg_catalog.>) 0 \
+          OR pg_catalog.pg_stat_get_xact_tuples_updated(w.id) OPERATOR(pg_catalog.>) 0 \
+          OR pg_catalog.pg_stat_get_xact_tuples_deleted(w.id) OPERATOR(pg_catalog.>) 0) \
+          FROM (VALUES ('pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid), \
+            ('pg_catalog.pg_operator'::pg_catalog.regclass), ('pg_catalog.pg_cast'::pg_catalog.regclass), \
+            ('pg_catalog.pg_trigger'::pg_catalog.regclass), ('pg_catalog.pg_event_trigger'::pg_catalog.regclass) \
+          ) w(id)) THEN 'd' ELSE '-' END, \
+         pg_catalog.string_agg(pg_catalog.concat('oid = ', l.relation, \
          ' OR relname = ' OPERATOR(pg_catalog.||) pg_catalog.quote_literal(c.relname::pg_catalog.text), \
-         ' OR oid = ' OPERATOR(pg_catalog.||) i.indrelid), ' OR ') \
+         ' OR oid = ' OPERATOR(pg_catalog.||) i.indrelid), ' OR ')) \
      FROM pg_catalog.pg_locks l \
      LEFT JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) l.relation \
      LEFT JOIN pg_catalog.pg_index i ON i.indexrelid OPERATOR(pg_catalog.=) l.relation, \
@@ -92,8 +105,13 @@ const OUTSIDE_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) enum Change {
     /// Nothing.
     Nothing,
+    /// It changes what statements do: functions, operators, casts, triggers. Readers at older epochs go on.
+    Defines,
     /// It makes relations of new names. Older epochs stay right for who does not look at them.
-    Creates,
+    Creates {
+        /// It does that, too.
+        defines: bool,
+    },
     /// It changes what others may read: older epochs are wrong afterwards.
     Dooms,
 }
@@ -110,12 +128,15 @@ pub(super) struct DdlInProgress {
 
 /// Statements are classified anew when this ends.
 #[derive(Debug)]
-struct CatalogChange(Weak<Database>);
+struct CatalogChange {
+    database: Weak<Database>,
+    change: Change,
+}
 
 impl Drop for CatalogChange {
     fn drop(&mut self) {
-        if let Some(database) = self.0.upgrade() {
-            database.catalog_changed();
+        if let Some(database) = self.database.upgrade() {
+            database.catalog_changed(self.change == Change::Creates { defines: false });
         }
     }
 }
@@ -154,7 +175,7 @@ impl DdlInProgress {
         let nothing = DdlInProgress { dooming: None, creating: None, catalog: None, _ddl_barrier: None };
         match (before, change) {
             (None, Change::Nothing) => None,
-            (None, Change::Creates) => Some(nothing.committing(change, database)),
+            (None, Change::Defines | Change::Creates { .. }) => Some(nothing.committing(change, database)),
             (None, Change::Dooms) => Some(DdlInProgress::barrier(database).committing(change, database)),
             (Some(before), _) => Some(before.committing(change, database)),
         }
@@ -162,8 +183,8 @@ impl DdlInProgress {
 
     fn committing(mut self, change: Change, database: &Arc<Database>) -> DdlInProgress {
         self.dooming = (change == Change::Dooms).then(|| database.epochs.begin_dooming());
-        self.creating = (change == Change::Creates).then(|| database.epochs.begin_creating());
-        self.catalog = Some(CatalogChange(Arc::downgrade(database)));
+        self.creating = matches!(change, Change::Creates { .. }).then(|| database.epochs.begin_creating());
+        self.catalog = Some(CatalogChange { database: Arc::downgrade(database), change });
         self
     }
 }
@@ -257,11 +278,13 @@ impl Session {
         if leader.dooms {
             return Ok(Ok(Change::Dooms));
         }
-        let condition = first_value(relayed.own_rows.last());
-        let is_dooming = !condition.is_empty() && !self.others_see_none(&condition).await;
+        let found = first_value(relayed.own_rows.last());
+        let (defines, condition) = (found.starts_with('d'), found.get(1..).unwrap_or_default());
+        let is_dooming = !condition.is_empty() && !self.others_see_none(condition).await;
         Ok(Ok(match (is_dooming, condition.contains("relname")) {
             (true, _) => Change::Dooms,
-            (false, true) => Change::Creates,
+            (false, true) => Change::Creates { defines },
+            (false, false) if defines => Change::Defines,
             (false, false) => Change::Nothing,
         }))
     }

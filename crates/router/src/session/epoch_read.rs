@@ -291,6 +291,9 @@ impl Session {
                 if let Some(text) = &traits.text {
                     self.database.remember_update(&readable(text));
                 }
+                if !went_out {
+                    self.router.counters.read_retries.fetch_add(1, Relaxed);
+                }
                 Some(Tried::AskLeader)
             }
             AfterFailure::AskLeader => Some(Tried::AskLeader),

@@ -51,6 +51,8 @@ pub(super) struct Body {
     pub calls: BTreeSet<String>,
     /// All names.
     pub names: BTreeSet<String>,
+    /// It has DDL in it, which runs event triggers.
+    pub defines: bool,
 }
 
 impl Body {
@@ -65,7 +67,7 @@ impl Body {
             return Body::unknown();
         }
         let Ok(tokens) = tokens(text) else { return Body::unknown() };
-        let mut body = Body::default();
+        let (mut body, mut makes_by_query, mut is_block) = (Body::default(), false, false);
         for (at, token) in tokens.iter().enumerate() {
             // The session's first call makes a value of it, which the session's later ones find again.
             let glued =
@@ -82,8 +84,13 @@ impl Body {
             if let Some(keyword) = token.word() {
                 let begins = at.checked_sub(1).is_none_or(|before| may_precede_statement(&tokens[before]));
                 body.side_effects.join(side_effects_of_keyword(keyword, begins, &tokens, at));
+                is_block |= keyword == "begin";
+                body.defines |= begins && begins_ddl(keyword, tokens.get(at + 1).and_then(Token::word));
+                makes_by_query |= keyword == "into" && !follows_insert(&tokens[..at]);
             }
         }
+        // In PL/pgSQL it names a variable.
+        body.defines |= makes_by_query && !is_block;
         body
     }
 
@@ -125,6 +132,23 @@ fn ends_with_transaction(arguments: &[Token<'_>]) -> bool {
         }
     }
     false
+}
+
+/// Whether a statement that begins so runs event triggers. Source: PostgreSQL's `cmdtaglist.h`.
+fn begins_ddl(keyword: &str, next: Option<&str>) -> bool {
+    match keyword {
+        "alter" | "create" | "drop" | "grant" | "refresh" | "reindex" | "revoke" => true,
+        // Variables may have these names.
+        "comment" => next == Some("on"),
+        "import" => next == Some("foreign"),
+        "security" => next == Some("label"),
+        _ => false,
+    }
+}
+
+/// Whether an INTO behind this is none of a SELECT's, which in SQL makes a table.
+fn follows_insert(before: &[Token<'_>]) -> bool {
+    matches!(before.last().and_then(Token::word), Some("insert" | "merge"))
 }
 
 /// Whether a statement of SQL or PL/pgSQL may begin after this token.

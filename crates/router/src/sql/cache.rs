@@ -110,10 +110,11 @@ impl ClassificationCache {
     }
 }
 
-/// The statements of a short message, if no catalog has a say in any of them.
-pub fn classify_without_catalog(sql: &[u8]) -> Option<Arc<[Statement]>> {
+/// The statements of a short message, if no catalog has a say in any of them, or none but in whether there are event
+/// triggers.
+pub fn classify_without_catalog(sql: &[u8], has_event_triggers: bool) -> Option<Arc<[Statement]>> {
     let text = (sql.len() <= FINGERPRINT_BYTES_MAX).then(|| readable(sql))?;
-    parse(&text).ok()?.iter().map(fixed).collect()
+    parse(&text).ok()?.iter().map(|parsed| fixed(parsed, has_event_triggers)).collect()
 }
 
 fn classify_text(text: &str, catalog: &Catalog) -> Result<Arc<[Statement]>, ParseError> {

@@ -106,6 +106,7 @@ pub struct Objects {
     operator_functions: HashMap<String, Vec<String>>,
     volatile_conversions: bool,
     conversion_functions: Vec<String>,
+    event_trigger_functions: Vec<String>,
     count: usize,
     definition_bytes: usize,
     is_partial: bool,
@@ -171,6 +172,7 @@ impl Objects {
                 self.volatile_conversions |= flag(1)?;
                 self.conversion_functions.push(text(0)?);
             }
+            Part::EventTriggers => self.event_trigger_functions.push(text(0)?),
         }
         Ok(())
     }
@@ -209,6 +211,7 @@ impl Objects {
         source.body.side_effects.join(body.side_effects);
         source.body.calls.append(&mut body.calls);
         source.body.names.append(&mut body.names);
+        source.body.defines |= body.defines;
         source.attribute |= attribute;
     }
 
@@ -262,6 +265,8 @@ pub struct Catalog {
     closure: Closure,
     /// Users' functions that may be called as `row.name`.
     attributes: HashSet<String>,
+    /// Nobody knows whether there are event triggers.
+    is_unknown: bool,
     generation: u64,
 }
 
@@ -269,7 +274,10 @@ impl Catalog {
     /// A catalog of both scopes, with a generation that no other catalog of this process has.
     pub fn new(builtin: Arc<Objects>, mut user: Objects) -> Catalog {
         static GENERATION: AtomicU64 = AtomicU64::new(1);
-        let sources = std::mem::take(&mut user.sources);
+        let mut sources = std::mem::take(&mut user.sources);
+        for source in sources.values_mut().filter(|source| source.body.defines) {
+            source.body.calls.extend(user.event_trigger_functions.iter().cloned());
+        }
         let knows = |name: &str| builtin.functions.contains_key(name) || user.functions.contains_key(name);
         let mut relations = user.relation_bodies(knows);
         for (name, side_effects) in builtin.builtin_relation_side_effects() {
@@ -278,13 +286,25 @@ impl Catalog {
         let unseen = user.operator_functions.values().flatten().chain(&user.conversion_functions);
         let closure = Closure::of(&sources, &relations, unseen);
         let attributes = sources.into_iter().filter_map(|(name, source)| source.attribute.then_some(name)).collect();
-        Catalog { builtin, user, closure, attributes, generation: GENERATION.fetch_add(1, Ordering::Relaxed) }
+        Catalog {
+            builtin,
+            user,
+            closure,
+            attributes,
+            is_unknown: false,
+            generation: GENERATION.fetch_add(1, Ordering::Relaxed),
+        }
     }
 
     /// A catalog that knows nothing: nothing that names a function or a relation is a read. For the time before the
     /// first load.
     pub fn empty() -> Catalog {
         Catalog::new(Arc::new(Objects::default()), Objects::default())
+    }
+
+    /// The same where the last load has failed: DDL may do anything, too.
+    pub fn unknown() -> Catalog {
+        Catalog { is_unknown: true, ..Catalog::empty() }
     }
 
     /// Tells this catalog from every other one of this process.
@@ -358,7 +378,23 @@ impl Catalog {
             side_effects.join(self.operator_side_effects(name));
         }
         side_effects.join(self.conversion_side_effects());
+        if body.defines {
+            side_effects.join(self.event_trigger_side_effects());
+        }
         side_effects
+    }
+
+    /// What DDL may do through event triggers.
+    pub(super) fn event_trigger_side_effects(&self) -> SideEffects {
+        if self.is_unknown {
+            return SideEffects::WORST;
+        }
+        self.side_effects_of_all(self.user.event_trigger_functions.iter())
+    }
+
+    /// Whether DDL runs users' code.
+    pub fn has_event_triggers(&self) -> bool {
+        self.is_unknown || !self.user.event_trigger_functions.is_empty()
     }
 
     fn side_effects_of_all<'a>(&self, functions: impl Iterator<Item = &'a String>) -> SideEffects {

@@ -7,16 +7,21 @@ use super::builtin;
 use super::catalog::{Catalog, Relation};
 use super::facts::{Facts, QualifiedName};
 use super::parse::{Kind, ParsedStatement};
-use super::statement::{Action, PinReason, Statement};
+use super::statement::{Action, Ddl, PinReason, Statement};
 use crate::settings::Reach;
 
 /// How deep views and policies may stand on others; deeper ones are not looked into and are no reads.
 pub const VIEW_DEPTH_MAX: usize = 32;
 
-/// What a statement is about which no catalog has a say (BEGIN, COMMIT, SET, FETCH, CREATE TABLE ..). LOCK waits for
-/// the catalog all the same: behind its lock nobody could read what depends on the relation.
-pub fn fixed(parsed: &ParsedStatement) -> Option<Statement> {
-    let Kind::Fixed(action, pins) = &parsed.kind else { return None };
+/// What a statement is about which no catalog has a say (BEGIN, COMMIT, SET, FETCH; CREATE TABLE .., unless there are
+/// event triggers). LOCK waits for the catalog all the same: behind its lock nobody could read what depends on the
+/// relation.
+pub fn fixed(parsed: &ParsedStatement, has_event_triggers: bool) -> Option<Statement> {
+    let (action, pins) = match &parsed.kind {
+        Kind::Fixed(action, pins) => (action, pins),
+        Kind::DefinesPlainly(action, pins) if !has_event_triggers => (action, pins),
+        _ => return None,
+    };
     if *action == Action::LockTable {
         return None;
     }
@@ -30,7 +35,7 @@ pub fn resolve(parsed: &ParsedStatement, catalog: &Catalog) -> Statement {
     let range = parsed.range.clone();
     let classify = || Classification::of(&parsed.facts, catalog);
     let (action, pins) = match &parsed.kind {
-        Kind::Fixed(action, pins) => (action.clone(), *pins),
+        Kind::Fixed(action, pins) | Kind::DefinesPlainly(action, pins) => (action.clone(), *pins),
         Kind::Runs(action, pins) => {
             let sets_level = |name: &QualifiedName| {
                 catalog.functions(name).next().is_none() || catalog.function_side_effects(&name.name).sets_level
@@ -65,7 +70,11 @@ pub fn resolve(parsed: &ParsedStatement, catalog: &Catalog) -> Statement {
             (Action::Declare { hold: *hold, read: classified.read }, pins)
         }
     };
+    let event_triggers = if parsed.defines { catalog.event_trigger_side_effects() } else { SideEffects::default() };
+    let action = if parsed.defines && catalog.has_event_triggers() { asked_at_commit(action) } else { action };
+    let pins = pins.or(event_triggers.leaves_state.then_some(PinReason::UserCode));
     let local_settings = match &parsed.kind {
+        _ if event_triggers.sets_locally => Reach::Names,
         Kind::Fixed(..) => Reach::Nothing,
         // Its code runs at once, and what it sets for its transaction may be the client's as well.
         Kind::Block(body) if catalog.body_side_effects(body).sets_locally => Reach::Names,
@@ -77,6 +86,15 @@ pub fn resolve(parsed: &ParsedStatement, catalog: &Catalog) -> Statement {
         _ => classify().acts_on_server,
     };
     Statement { action, range, pins, names_instant: parsed.facts.instant, local_settings, acts_on_server }
+}
+
+/// Its event triggers may define and change anything beside it.
+fn asked_at_commit(action: Action) -> Action {
+    match action {
+        Action::Update { writes, commits_itself, .. } => Action::Update { opaque: true, writes, commits_itself },
+        Action::Ddl(ddl) if ddl.harmless && !ddl.alone => Action::Ddl(Ddl { told_by_locks: true, ..ddl }),
+        action => action,
+    }
 }
 
 /// DO and CALL may commit and begin again by themselves. Code that may choose a level for what it begins runs within a

@@ -87,6 +87,34 @@ pub(super) fn kind(node: &NodeEnum) -> Kind {
     Kind::Fixed(action, pins)
 }
 
+/// Whether a statement runs event triggers: DDL but what concerns all databases, or only maintains. Source:
+/// PostgreSQL's `cmdtaglist.h`.
+pub(super) fn runs_event_triggers(node: &NodeEnum) -> bool {
+    match node {
+        NodeEnum::SelectStmt(select) => select.into_clause.is_some(),
+        NodeEnum::CreateTableAsStmt(_) => true,
+        NodeEnum::VacuumStmt(_)
+        | NodeEnum::ClusterStmt(_)
+        | NodeEnum::AlterSystemStmt(_)
+        | NodeEnum::CreateRoleStmt(_)
+        | NodeEnum::AlterRoleStmt(_)
+        | NodeEnum::AlterRoleSetStmt(_)
+        | NodeEnum::DropRoleStmt(_)
+        | NodeEnum::GrantRoleStmt(_)
+        | NodeEnum::ReassignOwnedStmt(_)
+        | NodeEnum::CreatedbStmt(_)
+        | NodeEnum::AlterDatabaseStmt(_)
+        | NodeEnum::AlterDatabaseSetStmt(_)
+        | NodeEnum::DropdbStmt(_)
+        | NodeEnum::CreateTableSpaceStmt(_)
+        | NodeEnum::DropTableSpaceStmt(_)
+        | NodeEnum::AlterTableSpaceOptionsStmt(_)
+        | NodeEnum::CreateEventTrigStmt(_)
+        | NodeEnum::AlterEventTrigStmt(_) => false,
+        other => matches!(kind(other), Kind::Defines(..)),
+    }
+}
+
 /// Whatever defines, changes or maintains objects; what is unknown is a full barrier.
 fn definition(node: &NodeEnum) -> (Action, Option<PinReason>) {
     let action = match node {

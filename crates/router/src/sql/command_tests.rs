@@ -6,6 +6,7 @@ use super::catalog::{Catalog, Objects};
 use super::part::Part;
 use super::statement::{Action, Ddl, DiscardTarget, Isolation, PinReason, ResetForm, TransactionModes};
 use super::{classify_without_catalog, parse, resolve};
+use crate::settings::Reach;
 
 /// The one statement of a text, classified without any catalog.
 fn classified(text: &str) -> (Action, Option<PinReason>) {
@@ -400,10 +401,91 @@ fn ddl_in_which_no_catalog_has_a_say_brings_no_trigger_anywhere_and_runs_no_code
         ("COMMENT ON TABLE t IS 'a'", false, false),
     ] {
         let parsed = parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
-        let without = classify_without_catalog(text.as_bytes());
+        let without = classify_without_catalog(text.as_bytes(), false);
         assert_eq!(without.is_none(), has_a_say, "{text}");
         let statement = resolve(&parsed[0], &catalog);
         assert_eq!(statement.pins.is_some(), pinned, "{text}");
         assert!(without.is_none_or(|without| *without == [statement]), "{text}");
     }
+}
+
+/// DDL runs event triggers, and so does code with DDL in it; what maintains or concerns all databases does not.
+#[test]
+fn ddl_is_what_its_event_triggers_are() {
+    let row = |values: &[&str]| -> Vec<Option<String>> {
+        values.iter().map(|value| (*value != "-").then(|| (*value).to_owned())).collect()
+    };
+    let function = |name, code| row(&["public", name, "t", "t", "f", code, "", "f"]);
+    let catalog = |trigger| {
+        let mut user = Objects::default();
+        user.add(Part::Functions, &function("f", "BEGIN PERFORM setseed(0); END")).unwrap();
+        user.add(Part::Functions, &function("g", "BEGIN SET LOCAL search_path = a; END")).unwrap();
+        user.add(Part::Functions, &function("nested", "BEGIN DROP TABLE IF EXISTS a; END")).unwrap();
+        user.add(Part::Functions, &function("make", "BEGIN CREATE TABLE a (b int); END")).unwrap();
+        user.add(Part::Functions, &function("renew", "BEGIN REFRESH MATERIALIZED VIEW a; END")).unwrap();
+        user.add(Part::Functions, &function("copy", "SELECT 1 AS b INTO a")).unwrap();
+        let look = "DECLARE b int; comment text; BEGIN SELECT 1 INTO b; comment := b; END";
+        user.add(Part::Functions, &function("look", look)).unwrap();
+        user.add(Part::Relations, &row(&["public", "hooked", "r", "p", "f", "t", "f", "-", r#"["make"]"#])).unwrap();
+        user.add(Part::EventTriggers, &row(&[trigger])).unwrap();
+        Catalog::new(Arc::new(Objects::default()), user)
+    };
+    let (leaves, sets_locally, nested) = (catalog("f"), catalog("g"), catalog("nested"));
+    let resolved = |text: &str, catalog| resolve(&parse(text).unwrap()[0], catalog);
+    for text in [
+        "CREATE TABLE a (b int)",
+        "CREATE INDEX ON a (b)",
+        "COMMENT ON TABLE a IS 'b'",
+        "DROP TABLE a",
+        "ALTER TABLE a ADD c int",
+        "REFRESH MATERIALIZED VIEW a",
+        "SECURITY LABEL ON TABLE a IS 'b'",
+        "SELECT 1 AS b INTO a",
+        "CREATE TABLE a AS SELECT 1 AS b",
+        "DO 'BEGIN GRANT ALL ON a TO b; END'",
+        "DO 'BEGIN COMMENT ON TABLE a IS NULL; END'",
+        "SELECT make()",
+        "SELECT renew()",
+        "SELECT copy()",
+        "DECLARE c CURSOR FOR SELECT make()",
+        "INSERT INTO hooked VALUES (1)",
+    ] {
+        assert_eq!(resolved(text, &leaves).pins, Some(PinReason::UserCode), "{text}");
+        assert_eq!(resolved(text, &sets_locally).local_settings, Reach::Names, "{text}");
+        assert_eq!(resolved(text, &sets_locally).pins, None, "{text}");
+    }
+    for text in [
+        "INSERT INTO a VALUES (1)",
+        "DO 'BEGIN INSERT INTO a VALUES (1); END'",
+        "SELECT look()",
+        "COPY a FROM STDIN",
+        "TRUNCATE a",
+        "CALL look()",
+        "VACUUM a",
+        "ANALYZE a",
+        "CLUSTER a",
+        "CREATE ROLE a",
+        "GRANT a TO b",
+        "CREATE DATABASE a",
+        "COMMIT",
+    ] {
+        assert_eq!(resolved(text, &leaves).pins, None, "{text}");
+    }
+    assert_eq!(resolved("DROP TABLE a", &nested).pins, None, "it does nothing that stays");
+    for text in ["CREATE TABLE a (b int)", "COMMENT ON TABLE a IS 'b'"] {
+        assert!(classify_without_catalog(text.as_bytes(), false).is_some(), "{text}");
+        assert_eq!(classify_without_catalog(text.as_bytes(), true), None, "{text}");
+    }
+    for text in ["COMMENT ON TABLE a IS 'b'", "CREATE TEMP TABLE a (b int)"] {
+        let asked = match resolved(text, &nested).action {
+            Action::Ddl(ddl) => ddl.told_by_locks,
+            Action::Update { opaque, .. } => opaque,
+            other => panic!("{text}: {other:?}"),
+        };
+        assert!(asked, "{text}: what else it does is asked for");
+    }
+    let unknown = Catalog::unknown();
+    assert_eq!(resolved("DROP TABLE a", &unknown).pins, Some(PinReason::UserCode));
+    assert!(unknown.has_event_triggers());
+    assert!(leaves.has_event_triggers() && !Catalog::empty().has_event_triggers());
 }

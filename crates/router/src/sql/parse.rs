@@ -8,6 +8,7 @@ use pg_query::protobuf::RawStmt;
 
 use super::body::Body;
 use super::command;
+use super::command::runs_event_triggers;
 use super::facts::Facts;
 use super::plain_definition::is_plain;
 use super::statement::{Action, PinReason};
@@ -63,6 +64,8 @@ pub struct ParsedStatement {
     pub range: Range<usize>,
     pub(super) kind: Kind,
     pub(super) facts: Facts,
+    /// It runs event triggers.
+    pub(super) defines: bool,
 }
 
 /// What the syntax alone says.
@@ -70,6 +73,8 @@ pub struct ParsedStatement {
 pub(super) enum Kind {
     /// The catalog does not matter.
     Fixed(Action, Option<PinReason>),
+    /// DDL of which the catalog has no say where there are no event triggers.
+    DefinesPlainly(Action, Option<PinReason>),
     /// The catalog does not matter for the action, but the statement runs functions, triggers or queries that may leave
     /// session state.
     Runs(Action, Option<PinReason>),
@@ -114,19 +119,24 @@ fn parsed(raw: &RawStmt, text: &str) -> Result<ParsedStatement, ParseError> {
     let range = range(raw, text)?;
     let Some(node) = raw.stmt.as_ref().and_then(|node| node.node.as_ref()) else {
         // A node kind that this build of the parser cannot describe.
-        return Ok(ParsedStatement { range, kind: Kind::Fixed(Action::UNKNOWN, None), facts: Facts::default() });
+        return Ok(ParsedStatement {
+            range,
+            kind: Kind::Fixed(Action::UNKNOWN, None),
+            facts: Facts::default(),
+            defines: true,
+        });
     };
     let facts = facts(node);
     let kind = match command::kind(node) {
-        Kind::Defines(action, pins, _) if is_plain(node, &facts) => Kind::Fixed(action, pins),
+        Kind::Defines(action, pins, _) if is_plain(node, &facts) => Kind::DefinesPlainly(action, pins),
         kind => kind,
     };
     let facts = match (&kind, facts) {
-        (Kind::Fixed(..), facts) => Facts { instant: facts.instant, ..Facts::default() },
+        (Kind::Fixed(..) | Kind::DefinesPlainly(..), facts) => Facts { instant: facts.instant, ..Facts::default() },
         (Kind::Block(_), _) => Facts::default(),
         (_, facts) => facts,
     };
-    Ok(ParsedStatement { range, kind, facts })
+    Ok(ParsedStatement { range, kind, facts, defines: runs_event_triggers(node) })
 }
 
 /// The facts of the statement, or of the query inside EXPLAIN, COPY, DECLARE and CREATE TABLE AS.

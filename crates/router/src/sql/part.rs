@@ -25,11 +25,14 @@ pub enum Part {
     VolatileOperators,
     /// Functions of users that casts, types and domains run.
     VolatileConversions,
+    /// Functions of users that DDL runs.
+    EventTriggers,
 }
 
 impl Part {
     /// All parts, in the order in which they are best asked.
-    pub const ALL: [Part; 4] = [Part::Functions, Part::Relations, Part::VolatileOperators, Part::VolatileConversions];
+    pub const ALL: [Part; 5] =
+        [Part::Functions, Part::Relations, Part::VolatileOperators, Part::VolatileConversions, Part::EventTriggers];
 
     /// The query that gives this part's rows. It needs no privileges and reads only system catalogs.
     pub fn query(self, scope: Scope) -> String {
@@ -38,6 +41,7 @@ impl Part {
             Part::Relations => (RELATIONS, "c.oid"),
             Part::VolatileOperators => (OPERATORS, "o.oid"),
             Part::VolatileConversions => (CONVERSIONS, "p.oid"),
+            Part::EventTriggers => (EVENT_TRIGGERS, "e.oid"),
         };
         let (locked, unread, range) = match scope {
             Scope::Builtin => (NOTHING_LOCKED, "false", "< 16384"),
@@ -56,6 +60,7 @@ impl Part {
             Part::Relations => 9,
             Part::VolatileOperators => 3,
             Part::VolatileConversions => 2,
+            Part::EventTriggers => 1,
         }
     }
 }
@@ -208,3 +213,9 @@ WHERE {scope} AND p.oid >= 16384 AND (
  OR EXISTS (SELECT 1 FROM pg_catalog.pg_constraint k
               JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::regclass AND d.objid = k.oid
             WHERE k.contypid <> 0 AND d.refclassid = 'pg_catalog.pg_proc'::regclass AND d.refobjid = p.oid))";
+
+/// function; also of triggers that are disabled just now, or fire in a replica's sessions only. What fires at a log-in
+/// (from 17 on) runs when a back end is opened, whoever uses that later.
+const EVENT_TRIGGERS: &str = "
+SELECT DISTINCT p.proname FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid
+WHERE e.evtevent <> 'login' AND {scope}";

@@ -1,4 +1,5 @@
-//! DDL of which no catalog has a say: it runs no code that lies in the database, and makes nothing that could.
+//! DDL of which no catalog has a say: it runs no code that lies in the database, event triggers aside, and makes
+//! nothing that could.
 //!
 //! What a catalog adds to DDL is whether it runs, or makes something that runs, code that leaves session state. A table
 //! of plain columns that is made runs none, whatever the catalog holds, nor does an index of columns. A migration
