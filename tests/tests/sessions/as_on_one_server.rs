@@ -105,7 +105,7 @@ async fn partitioned_tables_are_clustered_and_indexed_anew() -> anyhow::Result<(
         compare(&cluster, &[&query("BEGIN"), &query(sql), &query("ROLLBACK")]).await?;
     }
     // What users' code refuses by the same code has run, and does not run again.
-    let code = "BEGIN PERFORM nextval('runs'); RAISE EXCEPTION 'mine' USING ERRCODE = '25001'; END";
+    let code = "BEGIN PERFORM nextval('public.runs'); RAISE EXCEPTION 'mine' USING ERRCODE = '25001'; END";
     let refuses = format!("CREATE FUNCTION refuses(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$ {code} $$");
     for sql in ["CREATE SEQUENCE runs", &refuses] {
         assert_eq!(setup.query(sql).await?.code(), "00000", "{sql}");
@@ -171,6 +171,9 @@ async fn an_implicit_transaction_is_no_block() -> anyhow::Result<()> {
     }
     let failing = "INSERT INTO numbers VALUES (20, 0); BEGIN ISOLATION LEVEL SERIALIZABLE";
     compare(&cluster, &[&query(failing), &query("SELECT 1")]).await?;
+    // From 18 on a pipeline's second part stands in a block: SET TRANSACTION there gives no warning, and PREPARE
+    // TRANSACTION is refused for its own sake. The router answers as earlier versions do.
+    let is_block = cluster.servers.leader().server.options().binaries.major_version() >= 18;
     let run = |sql: &str| [parse("", sql), bind("", "", &[]), execute("", 0)].concat();
     for statements in [
         ["SELECT 1", "SAVEPOINT s"],
@@ -179,6 +182,9 @@ async fn an_implicit_transaction_is_no_block() -> anyhow::Result<()> {
         ["INSERT INTO numbers VALUES (21, 0)", "PREPARE TRANSACTION 'x'"],
         ["INSERT INTO numbers VALUES (22, 0)", "SET TRANSACTION READ ONLY"],
     ] {
+        if is_block && !["SAVEPOINT s", "SELECT 1", "RELEASE s"].contains(&statements[1]) {
+            continue;
+        }
         compare(&cluster, &[&query("DELETE FROM numbers WHERE id > 20")]).await?;
         let (first, second) = (run(statements[0]), run(statements[1]));
         let pipeline = [&*first, &flush(), &second, &run("SELECT 1"), &sync()].concat();

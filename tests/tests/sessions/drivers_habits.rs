@@ -75,51 +75,88 @@ async fn a_copy_that_fails_at_once_shifts_no_later_answer() -> anyhow::Result<()
     Ok(())
 }
 
+/// What a client sees, and others meanwhile, when a message of the simple protocol comes where a Sync was due.
+async fn queries_without_sync(port: u16) -> anyhow::Result<Vec<String>> {
+    let (mut wire, mut observer) = (Wire::connect_to(port).await?, Wire::connect_to(port).await?);
+    observer.query("SET onecopy.freshness = 'strict'").await?;
+    let change = |value: i32| {
+        let sql = format!("UPDATE numbers SET value = {value} WHERE id = 1");
+        [parse("", &sql), bind("", "", &[]), execute("", 0)].concat()
+    };
+    let value = "SELECT value FROM numbers WHERE id = 1";
+    let mut seen = Vec::new();
+    // At once; when the first part has been run already; also one that begins a block, or several statements.
+    for (number, waits, text) in [
+        (101, false, value),
+        (102, true, value),
+        (103, false, "BEGIN"),
+        (104, false, "SELECT 1; UPDATE numbers SET value = value / 0; SELECT 2"),
+        (105, false, "SELECT 1; SELECT 2"),
+    ] {
+        if waits {
+            wire.send(&[change(number), flush()].concat()).await?;
+            while wire.next().await?.tag != b'C' {}
+            wire.send(&query(text)).await?;
+        } else {
+            wire.send(&[change(number), query(text)].concat()).await?;
+        }
+        let answer = wire.answer().await?;
+        seen.push(format!("{number}: {:?} {} {}", answer.text_rows(), answer.code(), answer.status()?));
+        seen.push(format!("others: {:?}", observer.query(value).await?.text_rows()));
+        let ended = wire.ask(&sync()).await?;
+        seen.push(format!("Sync: {} {:?}", ended.status()?, observer.query(value).await?.text_rows()));
+        let ended = wire.query("COMMIT").await?;
+        seen.push(format!("COMMIT: {:?} {:?}", ended.commands(), observer.query(value).await?.text_rows()));
+    }
+    wire.send(&[parse("", "SELECT nothing"), query("SELECT 'skipped'"), sync()].concat()).await?;
+    let answer = wire.answer().await?;
+    seen.push(format!(
+        "{} {}, then {:?}",
+        answer.tags(),
+        answer.code(),
+        wire.query("SELECT 'in step'").await?.text_rows()
+    ));
+    Ok(seen)
+}
+
+/// What they are to see.
+const WITHOUT_SYNC: &[&str] = &[
+    r#"101: ["101"] 00000 I"#,
+    r#"others: ["101"]"#,
+    r#"Sync: I ["101"]"#,
+    r#"COMMIT: ["COMMIT"] ["101"]"#,
+    r#"102: ["102"] 00000 I"#,
+    r#"others: ["102"]"#,
+    r#"Sync: I ["102"]"#,
+    r#"COMMIT: ["COMMIT"] ["102"]"#,
+    r#"103: [] 00000 T"#,
+    r#"others: ["102"]"#,
+    r#"Sync: T ["102"]"#,
+    r#"COMMIT: ["COMMIT"] ["103"]"#,
+    r#"104: ["1"] 22012 I"#,
+    r#"others: ["103"]"#,
+    r#"Sync: I ["103"]"#,
+    r#"COMMIT: ["COMMIT"] ["103"]"#,
+    r#"105: ["1", "2"] 00000 I"#,
+    r#"others: ["105"]"#,
+    r#"Sync: I ["105"]"#,
+    r#"COMMIT: ["COMMIT"] ["105"]"#,
+    r#"EZ 42703, then ["in step"]"#,
+];
+
 /// A message of the simple protocol ends what others have begun, as their Sync would; behind an error it is skipped.
+///
+/// 18 itself (18.4) has no answer to that: it says that a transaction is open, ends it without a commit, and fails with
+/// XX000, "StartTransactionCommand: unexpected state STARTED".
 ///
 /// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_query_behind_messages_without_sync_ends_their_transaction() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
-    for (port, who) in
-        [(cluster.servers.leader().port(), "one server"), (cluster.router().local_address().port(), "the router")]
-    {
-        let (mut wire, mut observer) = (Wire::connect_to(port).await?, Wire::connect_to(port).await?);
-        observer.query("SET onecopy.freshness = 'strict'").await?;
-        let change = |value: i32| {
-            let sql = format!("UPDATE numbers SET value = {value} WHERE id = 1");
-            [parse("", &sql), bind("", "", &[]), execute("", 0)].concat()
-        };
-        let value = "SELECT value FROM numbers WHERE id = 1";
-        // At once, and when the first part has been run already.
-        for (waits, due) in [(false, 101), (true, 102)] {
-            let what = format!("{who}, waits {waits}");
-            if waits {
-                wire.send(&[change(due), flush()].concat()).await?;
-                while wire.next().await?.tag != b'C' {}
-                wire.send(&query(value)).await?;
-            } else {
-                wire.send(&[change(due), query(value)].concat()).await?;
-            }
-            let answer = wire.answer().await?;
-            assert_eq!(answer.text_rows(), [due.to_string()], "{what}: {:?}", answer.errors());
-            assert_eq!(answer.status()?, 'I', "{what}");
-            assert_eq!(observer.query(value).await?.text_rows(), [due.to_string()], "{what}");
-        }
-        // Also one that begins a block, or several statements.
-        wire.send(&[change(103), query("BEGIN")].concat()).await?;
-        assert_eq!(wire.answer().await?.status()?, 'T', "{who}");
-        assert_eq!(observer.query(value).await?.text_rows(), ["102"], "{who}");
-        wire.query("COMMIT").await?;
-        assert_eq!(observer.query(value).await?.text_rows(), ["103"], "{who}");
-        wire.send(&[change(104), query("SELECT 1; UPDATE numbers SET value = value / 0; SELECT 2")].concat()).await?;
-        let answer = wire.answer().await?;
-        assert_eq!((answer.code().as_str(), answer.status()?), ("22012", 'I'), "{who}");
-        assert_eq!(observer.query(value).await?.text_rows(), ["103"], "{who}: all or nothing");
-        wire.send(&[parse("", "SELECT nothing"), query("SELECT 'skipped'"), sync()].concat()).await?;
-        let answer = wire.answer().await?;
-        assert_eq!((answer.tags(), answer.code()), ("EZ".to_owned(), "42703".to_owned()), "{who}");
-        assert_eq!(wire.query("SELECT 'in step'").await?.text_rows(), ["in step"], "{who}");
+    assert_eq!(queries_without_sync(cluster.router().local_address().port()).await?, WITHOUT_SYNC);
+    let leader = cluster.servers.leader();
+    if leader.server.options().binaries.major_version() < 18 {
+        assert_eq!(queries_without_sync(leader.port()).await?, WITHOUT_SYNC);
     }
     Ok(())
 }

@@ -152,7 +152,10 @@ async fn with_tables() -> anyhow::Result<TestCluster> {
 async fn s38_a_write_after_a_change_of_mode_meets_the_tripwire() -> anyhow::Result<()> {
     let cluster = with_tables().await?;
     let mut close = Wire::connect(&cluster).await?;
-    for (round, modes) in WRITERS.iter().enumerate() {
+    // From 16 on that setting cannot be reset.
+    let can_reset = cluster.servers.leader().server.options().binaries.major_version() < 16;
+    let writers = WRITERS.iter().filter(|modes| can_reset || !modes.iter().any(|sql| sql.ends_with("TO DEFAULT")));
+    for (round, modes) in writers.enumerate() {
         ok(&mut close, "DELETE FROM receipts").await?;
         ok(&mut close, "UPDATE control SET batch = 1").await?;
         // A receipt goes to the batch that was open when it was begun.
