@@ -113,6 +113,7 @@ need pgbouncer command -v pgbouncer
 need xfsprogs command -v mkfs.xfs
 need iproute2 command -v tc
 need patchelf command -v patchelf
+need npm command -v npm
 # The guest image: Debian's packages in an archive, and the initial file system.
 need mmdebstrap command -v mmdebstrap
 need cpio command -v cpio
