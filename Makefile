@@ -24,14 +24,20 @@ GUEST ?=
 TEST_SECONDS ?= 9000
 # How long each part of `make soak` takes.
 SOAK_SECONDS ?= 600
-# How long `make fuzz` looks.
+# How long `make fuzz` looks, and whether what it finds is kept in the corpus.
 FUZZ_SECONDS ?= 600
+FUZZ_FOUND ?= keep
+# What is tried with servers of every version.
+BEFORE_SERVERS = package(onecopy-router) + package(onecopy-tests) & (binary(router) + binary(sessions) \
+	+ binary(faults) + binary(drivers))
+# What `make nightly` calls. Named so, `make -n nightly` only prints it.
+PART = $(MAKE) --no-print-directory
 # `make compat COMPAT='--short pgx'` runs a part of it.
 COMPAT ?=
 # `make bench BENCH='router --seconds 2'` runs one experiment with options.
 BENCH ?=
 
-.PHONY: help setup build guest demo test nightly soak compat fuzz bench lint format
+.PHONY: help setup build guest demo test nightly versions soak compat fuzz bench lint format
 
 help: ## this list
 	@echo "Onecopy: a group of ordinary PostgreSQL servers behaves as one serializable database."
@@ -63,29 +69,40 @@ test: setup build guest ## what must pass before a change lands: each promise, b
 		--cargo-profile $(PROFILE) --profile ci $(TESTS) || status=$$?; \
 		scripts/test-times.py target/nextest/ci/junit.xml $(TEST_SECONDS) && exit $$status
 
-nightly: setup build guest ## what is too slow for `make test`, `make soak`, short `make compat`; see target/nightly.txt
+nightly: setup build guest ## what is too slow for `make test`, and the four below, in short; see target/nightly.txt
 	@scripts/segments.sh
 	@rm -f target/nextest/nightly/junit.xml
 	status=0; RUST_BACKTRACE=$(BACKTRACE) scripts/on-test-disk.sh cargo nextest run --locked \
 		--cargo-profile $(PROFILE) --profile nightly $(TESTS) || status=$$?; \
 		scripts/test-times.py target/nextest/nightly/junit.xml | tee target/nightly.txt || status=1; \
-		$(MAKE) --no-print-directory soak || status=1; \
+		$(PART) versions || status=1; \
+		$(PART) soak || status=1; \
 		scripts/test-times.py target/nextest/soak/junit.xml | tee -a target/nightly.txt || status=1; \
-		$(MAKE) --no-print-directory compat COMPAT=--short | tee -a target/nightly.txt || status=1; exit $$status
+		$(PART) compat COMPAT=--short | tee -a target/nightly.txt || status=1; \
+		$(PART) fuzz FUZZ_SECONDS=60 FUZZ_FOUND=discard || status=1; exit $$status
 
-soak: setup build ## random resizes under load and with kills, ten minutes each, on 15 and 17
+versions: setup build ## the router and its sessions before servers of 16, 17 and 18
+	status=0; for major in 16 17 18; do \
+		rm -f target/nextest/versions/junit.xml; \
+		scripts/on-version.sh $$major scripts/on-test-disk.sh cargo nextest run --locked \
+			--cargo-profile $(PROFILE) --profile versions --workspace -E '$(BEFORE_SERVERS)' || status=1; \
+		echo "on PostgreSQL $$major:" | tee -a target/nightly.txt; \
+		scripts/test-times.py target/nextest/versions/junit.xml | tee -a target/nightly.txt || status=1; \
+	done; exit $$status
+
+soak: setup build ## random resizes, deaths on 15 and 17, and random transactions, ten minutes each
 	@rm -f target/nextest/soak/junit.xml
 	ONECOPY_SOAK_SECONDS=$(SOAK_SECONDS) scripts/on-test-disk.sh cargo nextest run --locked \
 		--cargo-profile $(PROFILE) --profile soak --workspace \
-		-E 'package(onecopy-tests) & (test(m3_random) + test(m4_deaths))'
+		-E 'package(onecopy-tests) & (test(/(^|::)(m3_random|m4_deaths)_.*_on_1[57]$$/) + test(/(^|::)list_append::r[345]_/))'
 
 compat: setup build ## other projects' test suites, directly and through the router; fails at an unknown difference
 	@scripts/setup.sh --compat
 	@scripts/compat.py $(COMPAT)
 
 fuzz: setup ## twice ten minutes of search for what a guest could put on its disk's ring, or a host send as an epoch
-	@scripts/fuzz.sh ring $(FUZZ_SECONDS)
-	@scripts/fuzz.sh epoch $(FUZZ_SECONDS)
+	@scripts/fuzz.sh ring $(FUZZ_SECONDS) $(FUZZ_FOUND)
+	@scripts/fuzz.sh epoch $(FUZZ_SECONDS) $(FUZZ_FOUND)
 
 bench: setup ## the experiments; writes docs/results
 	cargo build --locked --release -p onecopy -p onecopy-bench -p onecopy-guest-agent -p onecopy-testing

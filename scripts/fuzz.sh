@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Looks for inputs that break a rule, for so many seconds; keeps those that reach code which no other input reached.
+# Looks for inputs that break a rule, for so many seconds; keeps those that reach code which no other input reached,
+# unless it shall `discard` them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-target=${1:?usage: scripts/fuzz.sh TARGET SECONDS}
-seconds=${2:?usage: scripts/fuzz.sh TARGET SECONDS}
+usage="usage: scripts/fuzz.sh TARGET SECONDS [discard]"
+target=${1:?$usage}
+seconds=${2:?$usage}
+what_is_found=${3:-keep}
 corpus=fuzz/corpus/$target
 found=$(mktemp -d)
 trap 'rm -rf "$found"' EXIT
@@ -21,6 +24,10 @@ program=target/fuzz/$host/release/$target
 
 mkdir -p "$corpus"
 "$program" -max_total_time="$seconds" -max_len=2048 -artifact_prefix="fuzz/" -print_final_stats=1 "$found" "$corpus"
+if [[ $what_is_found == discard ]]; then
+	echo "$(find "$found" -type f | wc -l) inputs reach something new in $target"
+	exit 0
+fi
 # The smallest set of inputs, old and new, that reaches as much.
 kept=$(mktemp -d)
 "$program" -merge=1 -max_len=2048 "$kept" "$corpus" "$found" 2>&1 | tail -n 1

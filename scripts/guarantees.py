@@ -3,7 +3,8 @@
 
     scripts/guarantees.py            writes docs/reference/tests.md
     scripts/guarantees.py --check    fails where that page, the tests and SPECIFICATION.md do not agree, and where
-                                     another page names a test that is not there
+                                     another page names a test that is not there; also where a test belongs to both
+                                     suites or to none
     cargo nextest list --profile ci --message-format json | scripts/guarantees.py --listed
                                      fails where a test does not run, or not in the suite that it names
 
@@ -14,12 +15,14 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 SPECIFICATION = ROOT / "SPECIFICATION.md"
 PAGE = ROOT / "docs/reference/tests.md"
+SUITES = ROOT / ".config/nextest.toml"
 GUARANTEE = re.compile(r"^\| ([A-Z]\d+) \| \*\*(.+?)\*\*")
 SPEC = re.compile(r"^\s*/// Spec: (.+)$")
 # A test's function, or its name in a list that a macro makes functions of.
@@ -72,6 +75,13 @@ def page(guarantees: dict[str, str], tests: list[Test]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def suites_part() -> bool:
+    """Whether each test belongs to exactly one of `make test` and `make nightly`: their filters are each other's."""
+    profiles = tomllib.loads(SUITES.read_text())["profile"]
+    gate, nightly = (profiles[name]["default-filter"].split() for name in ("ci", "nightly"))
+    return gate == ["not", "(", *nightly, ")"]
+
+
 def main() -> int:
     guarantees = dict(match.groups() for match in map(GUARANTEE.match, SPECIFICATION.read_text().splitlines()) if match)
     files = subprocess.run(["git", "-C", ROOT, "ls-files", "-co", "--exclude-standard", "*.rs"],
@@ -81,6 +91,8 @@ def main() -> int:
              for test in tests for each in test.guarantees if each not in guarantees]
     held = {each for test in tests if not test.is_nightly for each in test.guarantees}
     wrong += [f"{each}: no test of `make test` holds it" for each in guarantees if each not in held]
+    if not suites_part():
+        wrong.append(f"{SUITES.relative_to(ROOT)}: the filters of `ci` and `nightly` are not each other's opposites")
     if "--listed" in sys.argv:
         runs: dict[str, set[bool]] = {}
         for suite in json.load(sys.stdin)["rust-suites"].values():

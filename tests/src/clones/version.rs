@@ -5,17 +5,22 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use onecopy_postgres::Binaries;
 
-/// Where `make setup` unpacks PostgreSQL 17, unless this environment variable names another place.
-const UNPACKED_VARIABLE: &str = "ONECOPY_POSTGRESQL_17";
-const UNPACKED_DEFAULT: &str = "/opt/onecopy/postgresql-17";
+/// Where `make setup` unpacks what the system lacks, unless these variables name other places.
+const ROOT_VARIABLE: &str = "ONECOPY_POSTGRESQL_ROOT";
+const ROOT_DEFAULT: &str = "/opt/onecopy";
+const SEVENTEEN_VARIABLE: &str = "ONECOPY_POSTGRESQL_17";
 
 /// A major version of PostgreSQL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
     /// The system's own.
     Fifteen,
-    /// Beside it.
+    /// Beside it, as the ones below.
+    Sixteen,
+    /// Of the next release of Debian.
     Seventeen,
+    /// The newest.
+    Eighteen,
 }
 
 impl Version {
@@ -23,7 +28,9 @@ impl Version {
     pub fn major(self) -> u32 {
         match self {
             Version::Fifteen => 15,
+            Version::Sixteen => 16,
             Version::Seventeen => 17,
+            Version::Eighteen => 18,
         }
     }
 
@@ -34,8 +41,13 @@ impl Version {
     /// It is not installed; the remedy is named.
     pub fn binaries(self) -> anyhow::Result<Binaries> {
         let below = Path::new("usr/lib/postgresql").join(self.major().to_string()).join("bin");
-        let unpacked = std::env::var_os(UNPACKED_VARIABLE).map_or_else(|| UNPACKED_DEFAULT.into(), PathBuf::from);
-        let places = [unpacked.join(&below), Path::new("/").join(&below)];
+        let root = std::env::var_os(ROOT_VARIABLE).map_or_else(|| ROOT_DEFAULT.into(), PathBuf::from);
+        let unpacked = root.join(format!("postgresql-{}", self.major()));
+        let unpacked = match std::env::var_os(SEVENTEEN_VARIABLE) {
+            Some(named) if self == Version::Seventeen => named.into(),
+            _ => unpacked,
+        };
+        let places = [unpacked.join(&below), unpacked.join("bin"), Path::new("/").join(&below)];
         let there = places.iter().find(|place| place.join("postgres").exists());
         let directory = there.with_context(|| format!("no PostgreSQL {} in {places:?}: make setup", self.major()))?;
         Ok(Binaries::in_directory(directory)?)

@@ -45,7 +45,11 @@ pub struct Plan {
 impl Plan {
     /// One server with the extension whose pool is as large as its ceiling.
     pub fn new(version: Version, ceiling_bytes: u64) -> Plan {
-        let settings = Settings::new();
+        let mut settings = Settings::new();
+        if version == Version::Eighteen {
+            // By its defaults each process may pin so much ahead that the floor is above the sizes of most tests.
+            settings.set("effective_io_concurrency", 1).set("maintenance_io_concurrency", 1);
+        }
         Plan { version, ceiling_bytes, has_extension: true, has_standby: false, settings }
     }
 

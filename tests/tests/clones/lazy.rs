@@ -68,8 +68,32 @@ async fn a_lazy_clone_is_the_same_on_17_after_a_crash() -> anyhow::Result<()> {
 
 /// Spec: D2, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lazy_clone_is_the_same_on_16_after_a_crash() -> anyhow::Result<()> {
+    a_lazy_clone_is_the_same(Version::Sixteen, Recovery::Crash).await
+}
+
+/// Spec: D2, nightly
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lazy_clone_is_the_same_on_18_after_a_crash() -> anyhow::Result<()> {
+    a_lazy_clone_is_the_same(Version::Eighteen, Recovery::Crash).await
+}
+
+/// Spec: D2, nightly
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lazy_clone_is_the_same_on_17_from_a_backup() -> anyhow::Result<()> {
     a_lazy_clone_is_the_same(Version::Seventeen, Recovery::Backup).await
+}
+
+/// Spec: D2, nightly
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lazy_clone_is_the_same_on_16_from_a_backup() -> anyhow::Result<()> {
+    a_lazy_clone_is_the_same(Version::Sixteen, Recovery::Backup).await
+}
+
+/// Spec: D2, nightly
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lazy_clone_is_the_same_on_18_from_a_backup() -> anyhow::Result<()> {
+    a_lazy_clone_is_the_same(Version::Eighteen, Recovery::Backup).await
 }
 
 /// Spec: D2, nightly

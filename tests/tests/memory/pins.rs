@@ -14,12 +14,9 @@ const PAGES_ADDED_AT_ONCE: u64 = 64;
 
 /// PostgreSQL lets each session pin its share of the ceiling, and who then finds no buffer fails. The ceiling is some
 /// times the floor: where it is a hundred times that, who is halted in its search finds none (`docs/decisions/0008`).
-async fn there_are_buffers_at_the_floor(
-    version: Version,
-    ceiling_bytes: u64,
-    pinned_at_once: u64,
-) -> anyhow::Result<()> {
-    let harness = Harness::start(Plan::new(version, ceiling_bytes).set("onecopy.memory_floor", "1MB")).await?;
+async fn there_are_buffers_at_the_floor(plan: Plan, pinned_at_once: u64) -> anyhow::Result<()> {
+    let ceiling_bytes = plan.ceiling_bytes;
+    let harness = Harness::start(plan.set("onecopy.memory_floor", "1MB")).await?;
     let (leader, pool) = (harness.leader(), harness.pool().await?);
     pages::make(leader, ROWS).await?;
     let file = leader.server.data_directory().join("rows");
@@ -47,11 +44,26 @@ async fn there_are_buffers_at_the_floor(
 /// Spec: L1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m30_there_are_buffers_at_the_floor_on_15() -> anyhow::Result<()> {
-    there_are_buffers_at_the_floor(Version::Fifteen, 64 * MIB, 16).await
+    there_are_buffers_at_the_floor(Plan::new(Version::Fifteen, 64 * MIB), 16).await
 }
 
 /// Spec: L1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m30_there_are_buffers_at_the_floor_on_17() -> anyhow::Result<()> {
-    there_are_buffers_at_the_floor(Version::Seventeen, 256 * MIB, PAGES_ADDED_AT_ONCE).await
+    there_are_buffers_at_the_floor(Plan::new(Version::Seventeen, 256 * MIB), PAGES_ADDED_AT_ONCE).await
+}
+
+/// Spec: L1, nightly
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m30_there_are_buffers_at_the_floor_on_16() -> anyhow::Result<()> {
+    there_are_buffers_at_the_floor(Plan::new(Version::Sixteen, 256 * MIB), PAGES_ADDED_AT_ONCE).await
+}
+
+/// Spec: L1, nightly
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m30_there_are_buffers_at_the_floor_on_18() -> anyhow::Result<()> {
+    // The server's defaults.
+    let plan = Plan::new(Version::Eighteen, 512 * MIB);
+    let plan = plan.set("effective_io_concurrency", 16).set("maintenance_io_concurrency", 16);
+    there_are_buffers_at_the_floor(plan, PAGES_ADDED_AT_ONCE).await
 }

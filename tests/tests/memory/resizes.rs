@@ -105,3 +105,15 @@ async fn m3_random_resizes_lose_nothing_on_15() -> anyhow::Result<()> {
 async fn m3_random_resizes_lose_nothing_on_17() -> anyhow::Result<()> {
     random_resizes_lose_nothing(Version::Seventeen).await
 }
+
+/// Spec: D3, nightly
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m3_random_resizes_lose_nothing_on_16() -> anyhow::Result<()> {
+    random_resizes_lose_nothing(Version::Sixteen).await
+}
+
+/// Spec: D3, nightly
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m3_random_resizes_lose_nothing_on_18() -> anyhow::Result<()> {
+    random_resizes_lose_nothing(Version::Eighteen).await
+}

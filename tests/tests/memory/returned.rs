@@ -96,6 +96,18 @@ async fn m1_memory_is_returned_on_17() -> anyhow::Result<()> {
     memory_is_returned(Version::Seventeen).await
 }
 
+/// Spec: A6, nightly
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m1_memory_is_returned_on_16() -> anyhow::Result<()> {
+    memory_is_returned(Version::Sixteen).await
+}
+
+/// Spec: A6, nightly
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m1_memory_is_returned_on_18() -> anyhow::Result<()> {
+    memory_is_returned(Version::Eighteen).await
+}
+
 /// A pool is as large as it was told to be before its memory has come, and gives back what has come by then.
 ///
 /// Spec: A6

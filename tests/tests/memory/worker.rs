@@ -84,6 +84,18 @@ async fn m27_the_worker_stays_small_on_17() -> anyhow::Result<()> {
     the_worker_stays_small(Version::Seventeen).await
 }
 
+/// Spec: L1, nightly
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m27_the_worker_stays_small_on_16() -> anyhow::Result<()> {
+    the_worker_stays_small(Version::Sixteen).await
+}
+
+/// Spec: L1, nightly
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m27_the_worker_stays_small_on_18() -> anyhow::Result<()> {
+    the_worker_stays_small(Version::Eighteen).await
+}
+
 /// For how long a process of one thread has had a processor. Source: the kernel's `sched-stats.rst`.
 fn ran(process: u32) -> anyhow::Result<Duration> {
     let statistics = std::fs::read_to_string(format!("/proc/{process}/schedstat"))?;
