@@ -44,6 +44,7 @@ pub use home::{MachineEnd, MachineHome};
 pub use image::{GuestImage, IMAGES_VARIABLE};
 pub use keeper::{CheckpointTaken, PauseParts};
 pub use machine::{END_TIMEOUT, GuestRefusal, Machine};
+pub use memory_server::available_memory_bytes;
 pub use name::MachineName;
 pub use network::{BridgedNetwork, InterfaceAddress, NetworkChoice};
 pub use observe::{MachineStatus, NetworkStatus};

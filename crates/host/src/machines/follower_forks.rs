@@ -106,7 +106,7 @@ impl Provisioner {
         }
         let machine = self.machine(parent).ok_or(MachineError::NoMachines)?;
         let footprint = machine.observe().await.map(|status| status.footprint).unwrap_or_default();
-        let wanted = fork_memory::Wanted { count: followers.len(), shares: true, takes_checkpoint: true };
+        let wanted = fork_memory::Wanted { count: followers.len(), shares: true };
         fork_memory::check(machine.home().name(), &machine.home().configuration()?, wanted, &footprint)?;
         for follower in followers {
             self.remove_machine(follower).await?;

@@ -63,7 +63,7 @@ impl Machines {
         let network = fork.network(configuration.network.as_ref())?;
         original.check_disk_is_here()?;
         let footprint = original.observe().await.map(|status| status.footprint).unwrap_or_default();
-        let wanted = fork_memory::Wanted { count: 1, shares: fork.shares, takes_checkpoint: fork.checkpoint.is_none() };
+        let wanted = fork_memory::Wanted { count: 1, shares: fork.shares };
         fork_memory::check(parent, &configuration, wanted, &footprint)?;
         let home = MachineHome::of(&self.directory.machines(), name);
         if home.is_made() {

@@ -14,6 +14,7 @@
 //! killed, and the keeper must see that the server is dead ([`keeper`](crate::keeper)).
 
 mod client;
+mod headroom;
 mod pages;
 mod protocol;
 
@@ -37,6 +38,7 @@ use crate::keeper::{Role, servers_of, unix_ms};
 use crate::{MachineError, MachineHome};
 pub(crate) use client::ANSWER_TIMEOUT;
 pub use client::MemoryClient;
+pub use headroom::available_memory_bytes;
 pub(crate) use pages::EpochPages;
 pub use protocol::{Appended, EndedEpoch, KeptPages, Request, ServedMemory};
 
@@ -188,10 +190,15 @@ impl Served {
     fn respond(&self, memory: &Arc<GuestMemory>, request: Request) -> Answer {
         let outcome = match request {
             Request::Info => Ok(value(ServedMemory::new(self.numbers, memory.statistics()))),
-            Request::Keep => memory.keep().map(|kept| {
-                let (size_bytes, copied, missing) = (memory.size_bytes(), kept.copied, kept.missing);
-                value(KeptPages { size_bytes, copied, missing })
-            }),
+            Request::Keep => {
+                if let Err(reason) = headroom::check(memory.statistics().dropped_pages) {
+                    return Answer::Error(reason);
+                }
+                memory.keep().map(|kept| {
+                    let (size_bytes, copied, missing) = (memory.size_bytes(), kept.copied, kept.missing);
+                    value(KeptPages { size_bytes, copied, missing })
+                })
+            }
             Request::Cut => memory.cut().map(|cut| value(EndedEpoch { epoch: cut.epoch.0, pages: cut.pages })),
             Request::Append { epoch, disk } => self.append(memory, Epoch(epoch), &disk).map(value),
             Request::Count { epoch, since } => pages(memory, epoch, since).map(|pages| value(pages.len())),

@@ -19,7 +19,8 @@ use serde::{Deserialize, Serialize};
 pub enum Request {
     /// Everything about the memory: [`ServedMemory`].
     Info,
-    /// Keeps from now on what is written back, and what the page cache has: [`KeptPages`].
+    /// Keeps from now on what is written back, and what the page cache has: [`KeptPages`]. Refused where there is no
+    /// memory for that.
     Keep,
     /// Ends the open epoch: [`EndedEpoch`].
     Cut,
