@@ -24,6 +24,8 @@ GUEST ?=
 TEST_SECONDS ?= 9000
 # How long each part of `make soak` takes.
 SOAK_SECONDS ?= 600
+SOAKED = package(onecopy-tests) & (test(/(^|::)(m3_random|m4_deaths)_.*_on_1[57]$$/) \
+	+ test(/(^|::)list_append::r[345]_/))
 # How long `make fuzz` looks, and whether what it finds is kept in the corpus.
 FUZZ_SECONDS ?= 600
 FUZZ_FOUND ?= keep
@@ -94,7 +96,7 @@ soak: setup build ## random resizes, deaths on 15 and 17, and random transaction
 	@rm -f target/nextest/soak/junit.xml
 	ONECOPY_SOAK_SECONDS=$(SOAK_SECONDS) scripts/on-test-disk.sh cargo nextest run --locked \
 		--cargo-profile $(PROFILE) --profile soak --workspace \
-		-E 'package(onecopy-tests) & (test(/(^|::)(m3_random|m4_deaths)_.*_on_1[57]$$/) + test(/(^|::)list_append::r[345]_/))'
+		-E '$(SOAKED)'
 
 compat: setup build ## other projects' test suites, directly and through the router; fails at an unknown difference
 	@scripts/setup.sh --compat
