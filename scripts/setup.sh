@@ -109,6 +109,8 @@ need psmisc command -v fuser
 need python3-venv python3 -c 'import ensurepip'
 # Peers and drivers that tests and experiments drive.
 need pgbouncer command -v pgbouncer
+# Who decides between two hosts of a protected machine.
+need etcd-server command -v etcd
 # Clones: a file system that shares blocks, networks of their own, and a second major version.
 need xfsprogs command -v mkfs.xfs
 need iproute2 command -v tc

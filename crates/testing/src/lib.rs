@@ -6,6 +6,7 @@
 
 pub mod control_group;
 pub mod directory;
+pub mod etcd;
 pub mod guest_exercise;
 pub mod mount;
 pub mod port;
@@ -20,6 +21,7 @@ pub mod wait;
 
 pub use control_group::ControlGroup;
 pub use directory::TestDirectory;
+pub use etcd::EtcdServer;
 pub use mount::{FileSystem, MountedDisk};
 pub use port::free_port;
 pub use process::Frozen;
