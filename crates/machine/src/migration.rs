@@ -24,10 +24,10 @@ use onecopy_postgres::ServiceUser;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-pub use hosts::{Gone, HostOrder, ReceiveOrder, Unanswered, Verdict, Which, ask, open};
+pub use hosts::{Gone, HostOrder, ReceiveOrder, Unanswered, Verdict, Which, ask, ask_soon, open};
 
 use crate::snapshot_server::ServedSnapshot;
-use crate::{Forward, MachineError, MachineHome, MachineName, desired_state};
+use crate::{Endpoint, Etcd, Forward, MachineError, MachineHome, MachineName, desired_state};
 
 /// Such a file is a few words.
 const BYTES_MAX: u64 = 64 << 10;
@@ -71,6 +71,9 @@ pub struct Departure {
     /// The other host lets it go on by itself, once it has fenced this one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fences: bool,
+    /// Members of the etcd that decides on which host it goes on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub etcd: Vec<Endpoint>,
 }
 
 /// How far a machine's going is. Whether it was given away is what `standing.json` says.
@@ -109,6 +112,9 @@ pub struct Arrival {
     /// seen to it that the machine never runs there again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<String>,
+    /// As in [`Departure::etcd`], by this host's names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub etcd: Vec<Endpoint>,
     /// As in [`ProtectionOrder`](crate::keeper::ProtectionOrder).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detection_s: Option<u64>,
@@ -321,20 +327,31 @@ impl Departure {
         Ok(known.filter(|_| !desired_state::is_migrated(home)))
     }
 
+    /// Who decides whether the other host's copy goes on, where that may be whole.
+    pub fn etcd(&self) -> Option<Etcd> {
+        Etcd::of(&self.etcd, &self.keys).filter(|_| self.may_go_on_there())
+    }
+
     /// It is protected by a copy that may be whole.
     fn may_go_on_there(&self) -> bool {
         self.protects && self.is_whole && self.state == DepartureState::Begun
     }
 
-    /// A protection begins: that of before is no more.
+    /// It begins: what was before is no more.
     ///
     /// # Errors
-    /// [`MachineError::Moved`]: the machine was given away; [`MachineError::Directory`].
-    pub fn begin_protection(&self, home: &MachineHome) -> Result<(), MachineError> {
+    /// [`MachineError::Moved`]: the machine was given away; [`MachineError::Protection`]: the copy of before may go on;
+    /// [`MachineError::Directory`].
+    pub fn begin(&self, home: &MachineHome) -> Result<(), MachineError> {
         let _alone = alone(home)?;
-        match desired_state::is_migrated(home) {
-            true => Err(MachineError::Moved { name: home.name().clone() }),
-            false => self.write(home),
+        match (desired_state::is_migrated(home), Departure::with_copy(home)?) {
+            (true, _) => Err(MachineError::Moved { name: home.name().clone() }),
+            (false, Some(known)) => Err(MachineError::Protection {
+                machine: home.name().to_string(),
+                to: known.to,
+                reason: "its copy of before may go on there".to_owned(),
+            }),
+            (false, None) => self.write(home),
         }
     }
 
@@ -354,11 +371,18 @@ impl Departure {
     /// The other host's copy is of no use any more: nothing that this machine says from now on waits for it.
     ///
     /// # Errors
-    /// [`MachineError::Moved`]: it goes on there; [`MachineError::Directory`].
+    /// [`MachineError::Moved`]: it goes on there; [`MachineError::Protection`]: it is whole, which is not known to who
+    /// asks; [`MachineError::Directory`].
     pub fn forget_copy(&self, home: &MachineHome) -> Result<(), MachineError> {
         let _alone = alone(home)?;
         let known = Departure::of(home)?.filter(|known| known.token == self.token);
         match known {
+            // Whoever asks for that has not asked etcd.
+            Some(known) if known.etcd().is_some() && !self.is_whole => Err(MachineError::Protection {
+                machine: home.name().to_string(),
+                to: known.to,
+                reason: "its copy there has become whole meanwhile, and may go on".to_owned(),
+            }),
             Some(known) if known.state == DepartureState::Begun && !desired_state::is_migrated(home) => {
                 Departure { state: DepartureState::Kept, ..known }.write(home)
             }
@@ -485,6 +509,11 @@ impl Arrival {
     pub fn is_broken_off(home: &MachineHome) -> bool {
         let arrival = Arrival::of(home).ok().flatten();
         arrival.is_some_and(|arrival| arrival.state != ArrivalState::Here) && home.process_id().is_none()
+    }
+
+    /// Who decides whether it goes on here.
+    pub fn etcd(&self) -> Option<Etcd> {
+        Etcd::of(&self.etcd, &self.keys).filter(|_| self.protects && self.state == ArrivalState::Begun)
     }
 
     /// By what the source's host knows it.

@@ -10,6 +10,7 @@ use onecopy_clone::network::keys;
 use onecopy_host::machines::{AllowedBridge, Machines, MachinesPage};
 use onecopy_host::remote::{Allowed, Listener, ping};
 use onecopy_host::{Directory, Page};
+use onecopy_machine::Endpoint;
 use onecopy_postgres::ServiceUser;
 
 use crate::signals::{HangUp, StopSignal};
@@ -50,6 +51,11 @@ pub struct Host {
     /// again, and it goes on here by itself [default: a person says so, by `onecopy vm failover`]
     #[arg(long, value_name = "COMMAND", requires = "machines")]
     fence: Option<String>,
+    /// A member of the etcd that decides where machines go on that are protected here by `onecopy vm protect --etcd`,
+    /// once their host is lost, as http://10.0.0.9:2379, or https:// with the keys of --keys; may be given again
+    /// [default: a person decides, or --fence]
+    #[arg(long, value_name = "URL", requires = "machines", value_delimiter = ',')]
+    etcd: Vec<Endpoint>,
     /// Where to serve /metrics, /status and /healthz of these machines [default: not served]
     #[arg(long, value_name = "ADDRESS:PORT", requires = "machines")]
     metrics_listen: Option<SocketAddr>,
@@ -117,7 +123,7 @@ impl Host {
                 Some(directory) => {
                     let machines = Machines::of(Directory::new(directory)?)?;
                     let machines = machines.with_shared_storage(&self.shared_storage)?.with_bridges(&self.bridge);
-                    Some(machines.with_fence(self.fence.clone()))
+                    Some(machines.with_fence(self.fence.clone()).with_etcd(&self.etcd))
                 }
                 None => None,
             };

@@ -10,10 +10,11 @@ use onecopy_machine::keeper::{MigrationEvent, MigrationOrder, Prediction};
 use onecopy_machine::migration::{
     self, Arrival, Departure, DepartureState, Gone, HostOrder, MigrationResult, Unanswered, Verdict, Which,
 };
-use onecopy_machine::{END_TIMEOUT, Machine, MachineError, MachineHome, MachineName};
+use onecopy_machine::{END_TIMEOUT, Machine, MachineError, MachineHome, MachineName, Survivor};
 use serde::Serialize;
 
 use super::Machines;
+use super::protection::decide_by_etcd;
 use crate::HostError;
 
 /// How long a machine may take to go on that was given away.
@@ -149,7 +150,11 @@ impl Machines {
             Ok(Verdict::Undecided | Verdict::Unknown) => {
                 return Err(failed("it is not decided there yet".to_owned()).into());
             }
-            Err(Unanswered::Unreachable(_)) if force => {}
+            Err(Unanswered::Unreachable(_)) if force => {
+                if decide_by_etcd(machine, &record).await == Some(Survivor::Source) {
+                    return Err(failed("etcd has decided that it goes on where it was".to_owned()).into());
+                }
+            }
             Err(Unanswered::Unreachable(reason)) => {
                 let remedy = "where that host is dead, and the machine will never run there again: --force";
                 return Err(failed(format!("{reason}; {remedy}")).into());
@@ -236,6 +241,11 @@ impl Machines {
                         self.give_keeper(home).await;
                     }
                     // Behind them: other hosts are asked, and may be silent for long.
+                    for home in homes().filter(Self::is_undecided) {
+                        if let Err(error) = Machine::new(home, self.user.clone()).resolve_departure().await {
+                            tracing::warn!(%error, "whether a machine's copy goes on is not known");
+                        }
+                    }
                     for home in homes().filter(|home| Arrival::is_broken_off(home) && !home.has_keeper()) {
                         self.clear(&home, Duration::ZERO).await;
                     }
@@ -244,6 +254,13 @@ impl Machines {
             }
             tokio::time::sleep(CARE_INTERVAL).await;
         }
+    }
+
+    /// Nothing of it runs, and whether its copy elsewhere goes on is for etcd to decide, which was away then.
+    fn is_undecided(home: &MachineHome) -> bool {
+        let is_etcds =
+            || Departure::protecting(home).is_ok_and(|known| known.is_some_and(|known| known.etcd().is_some()));
+        is_etcds() && !home.has_keeper() && home.process_id().is_none()
     }
 
     async fn give_keeper(&self, home: MachineHome) {

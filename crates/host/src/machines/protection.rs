@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use onecopy_machine::keeper::{ProtectionOrder, ProtectionState, ProtectionStatus, unix_ms};
 use onecopy_machine::migration::{self, Arrival, Departure, Gone, HostOrder, Unanswered, Verdict, Which};
-use onecopy_machine::{MachineError, MachineName};
+use onecopy_machine::{Machine, MachineError, MachineName, Survivor};
 
 use super::Machines;
 use super::migration::{GO_TIMEOUT, decide};
@@ -72,9 +72,20 @@ impl Machines {
         // Epochs come: whatever its host's daemon says, it runs there.
         let is_followed = status.as_ref().is_some_and(|status| status.state == ProtectionState::Protected);
         let order = HostOrder::Yield(record.which(home));
-        match migration::ask::<Verdict>(&record.origin, &record.keys, &order).await {
+        let answered = migration::ask::<Verdict>(&record.origin, &record.keys, &order).await;
+        let of_etcd = match &answered {
+            Err(Unanswered::Unreachable(_) | Unanswered::Silent(_)) if !is_followed => {
+                decide_by_etcd(&machine, &record).await
+            }
+            _ => None,
+        };
+        match answered {
             Ok(Verdict::Given) => {}
             Ok(Verdict::Kept) => return Err(refused("it goes on where it is".to_owned()).into()),
+            Err(_) if of_etcd == Some(Survivor::Copy) => {}
+            Err(_) if of_etcd == Some(Survivor::Source) => {
+                return Err(refused("etcd has decided that it goes on where it is".to_owned()).into());
+            }
             // One that answers may run it.
             Ok(Verdict::Unknown) | Err(Unanswered::Unreachable(_) | Unanswered::Silent(_)) if force && !is_followed => {
             }
@@ -112,4 +123,12 @@ impl Machines {
         machine.yield_to(&which.token).await?;
         Ok(Departure::verdict(machine.home(), &which.token))
     }
+}
+
+/// Whether etcd lets it go on here, where there is a copy that could; none: that is not known, or etcd has no say.
+pub(super) async fn decide_by_etcd(machine: &Machine, record: &Arrival) -> Option<Survivor> {
+    let home = machine.home();
+    let etcd = record.etcd().filter(|_| home.has_keeper() && home.process_id().is_some())?;
+    let decided = etcd.decide(home.name(), &record.token, Survivor::Copy).await;
+    decided.inspect_err(|reason| tracing::warn!(reason, "whether the machine goes on here is not known")).ok()
 }

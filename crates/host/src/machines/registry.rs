@@ -9,7 +9,7 @@ use onecopy_guest_agent::protocol::{Answer, Bytes, Command, Execute, Executed};
 use onecopy_hypervisor::Qemu;
 use onecopy_machine::migration::{Departure, DepartureState};
 use onecopy_machine::{
-    BridgedNetwork, Checkpoint, CheckpointTaken, END_TIMEOUT, Forward, GUEST_PORT, GuestImage, GuestServer,
+    BridgedNetwork, Checkpoint, CheckpointTaken, END_TIMEOUT, Endpoint, Forward, GUEST_PORT, GuestImage, GuestServer,
     GuestServerOptions, HardwareAddress, Machine, MachineConfiguration, MachineEnd, MachineError, MachineHome,
     MachineName, MachineOverrides, MachineStatus, Transport, hypervisor_failed,
 };
@@ -63,6 +63,8 @@ pub struct Machines {
     pub(super) bridges: Vec<AllowedBridge>,
     /// What fences a host whose machines are protected here.
     pub(super) fence: Option<String>,
+    /// Members of the etcd that decides on which host those go on whose orders name it.
+    pub(super) etcd: Vec<Endpoint>,
 }
 
 /// What a new machine shall be.
@@ -114,6 +116,7 @@ impl Machines {
             shared_storage: Vec::new(),
             bridges: Vec::new(),
             fence: None,
+            etcd: Vec::new(),
         })
     }
 
@@ -142,6 +145,13 @@ impl Machines {
     #[must_use]
     pub fn with_fence(self, fence: Option<String>) -> Machines {
         Machines { fence, ..self }
+    }
+
+    /// Machines that are protected here go on here by themselves where etcd, by these members, decides so; their own
+    /// host has to ask the same etcd.
+    #[must_use]
+    pub fn with_etcd(self, etcd: &[Endpoint]) -> Machines {
+        Machines { etcd: etcd.to_owned(), ..self }
     }
 
     /// The machine of this name.

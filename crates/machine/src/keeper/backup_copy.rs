@@ -1,6 +1,8 @@
 //! What becomes of the copy that a backup holds: void where its machine runs on alone, and where it has died its backup
 //! goes on from it. Which of them is written down before anybody acts on it.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use onecopy_hypervisor::{EndCause, Ending, Machine};
@@ -10,14 +12,18 @@ use super::conclude;
 use super::link::ALONE_AFTER;
 use super::migrate::words;
 use super::protect::LOOK_INTERVAL;
+use super::protection::ProtectionState;
 use super::state::Keeper;
-use crate::desired_state;
+use crate::desired_state::{self, DesiredState, Found};
 use crate::migration::{self, Departure, DepartureState, Gone, HostOrder};
 use crate::network_holder::{NetworkClient, Request as NetworkRequest, is_to_hold};
-use crate::{MachineError, MachineHome};
+use crate::{Etcd, MachineError, MachineHome, Survivor, hypervisor_failed};
 
 /// How long what copies a machine may take to see that it has ended.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a copy's host may take to say what becomes of the copy before etcd decides that.
+const COPY_ANSWER: Duration = Duration::from_secs(1);
 
 /// How often it is looked whether a machine whose monitor does not answer has ended.
 const DEATH_LOOK: Duration = Duration::from_secs(1);
@@ -33,17 +39,22 @@ pub(crate) fn left(home: &MachineHome) -> Option<Departure> {
 }
 
 /// Makes void what is left of a protection that nobody looks after.
-pub(super) async fn forget_left(home: &MachineHome, machine: &Machine) -> Result<(), String> {
-    match left(home) {
-        Some(left) => run_alone(home, machine, &left).await,
+pub(super) async fn forget_left(keeper: &Arc<Keeper>, machine: &Machine) -> Result<(), String> {
+    match left(keeper.home()) {
+        Some(left) => run_alone(keeper, machine, &left).await,
         None => Ok(()),
     }
 }
 
-/// Makes the copy void and lets go what was held. Where the machine has died that is for [`resolve_end`] to decide.
-pub(super) async fn run_alone(home: &MachineHome, machine: &Machine, departure: &Departure) -> Result<(), String> {
+/// Makes the copy void and lets go what was held. Where the machine has died that is for [`resolve_end`] to decide. An
+/// error: it goes on there; it may stand here, and [`conclude::if_given`] sees to what is left of it then.
+pub(super) async fn run_alone(keeper: &Arc<Keeper>, machine: &Machine, departure: &Departure) -> Result<(), String> {
+    let home = keeper.home();
     let may_be_fenced_until = Instant::now() + ALONE_AFTER;
     loop {
+        if desired_state::is_migrated(home) {
+            return Err("it was given away".to_owned());
+        }
         if machine.monitor().status().await.is_err() {
             // It dies, or hangs: what it has sent waits until it answers again.
             if tokio::time::timeout(DEATH_LOOK, machine.wait_ended()).await.is_ok() {
@@ -51,35 +62,111 @@ pub(super) async fn run_alone(home: &MachineHome, machine: &Machine, departure: 
             }
             continue;
         }
-        if departure.is_whole && departure.fences && Instant::now() < may_be_fenced_until {
-            let order = HostOrder::Discard(departure.which(home));
-            let asked = migration::ask::<Gone>(&departure.to, &departure.keys, &order);
-            match tokio::time::timeout_at(may_be_fenced_until.into(), asked).await {
-                Ok(Ok(Gone::Lost(_))) => {}
-                Ok(Ok(Gone::Running(_))) => {
-                    let gone = Departure { state: DepartureState::Gone, ..departure.clone() };
-                    let handed_over = departure.hand_over(home).and_then(|()| gone.conclude(home));
-                    machine.kill();
-                    handed_over.map_err(words)?;
-                    return Err("it goes on at its backup, whose host has fenced this one".to_owned());
-                }
-                Err(_) => continue,
-                Ok(Err(reason)) => {
-                    tracing::warn!(%reason, "what the machine sends is held: its copy may go on");
+        let fate = match departure.etcd() {
+            Some(etcd) => decided_fate(home, departure, &etcd).await,
+            None if departure.is_whole && departure.fences && Instant::now() < may_be_fenced_until => {
+                told_fate(home, departure, may_be_fenced_until).await
+            }
+            None => Fate::Void,
+        };
+        match fate {
+            Fate::Void => {}
+            Fate::Runs => {
+                let gone = Departure { state: DepartureState::Gone, ..departure.clone() };
+                let handed_over = departure.hand_over(home).and_then(|()| gone.conclude(home));
+                machine.kill();
+                handed_over.map_err(words)?;
+                return Err("it goes on at its backup, whose host has lost this one".to_owned());
+            }
+            Fate::GoesOn => match give_away(keeper, machine, departure).await {
+                Ok(()) => return Err("etcd has decided that it goes on at its backup".to_owned()),
+                Err(error @ MachineError::Moved { .. }) => return Err(error.to_string()),
+                Err(error) => {
+                    tracing::error!(%error, "what the machine sends is held: it is to go on at its backup");
+                    conclude::let_go_standing(keeper, machine).await;
                     tokio::time::sleep(DEATH_LOOK).await;
                     continue;
                 }
+            },
+            // A fence may be under way all the same.
+            Fate::NotKnown(reason) if !departure.fences && keeper.gives_copy_up.load(Ordering::Acquire) => {
+                tracing::warn!(reason, "its copy is given up, for a person has said that it never goes on");
+            }
+            Fate::NotKnown(reason) => {
+                tracing::warn!(reason, "what the machine sends is held: its copy may go on");
+                keeper.change_protection(|status| {
+                    let reason = format!("what it sends is held, for its copy may go on: {reason}");
+                    (status.state, status.reason) = (ProtectionState::Unprotected, Some(reason));
+                });
+                tokio::time::sleep(DEATH_LOOK).await;
+                continue;
             }
         }
         match departure.forget_copy(home) {
-            Ok(()) => match hold_no_more(home).await {
-                Ok(()) => return Ok(()),
-                Err(error) => tracing::error!(error, "what the machine sends is held still"),
-            },
+            Ok(()) => break,
             Err(error @ MachineError::Moved { .. }) => return Err(error.to_string()),
             Err(error) => tracing::error!(%error, "what the machine sends is held: its copy cannot be made void"),
         }
         tokio::time::sleep(DEATH_LOOK).await;
+    }
+    while let Err(error) = hold_no_more(home).await {
+        tracing::error!(error, "what the machine sends is held still");
+        if tokio::time::timeout(DEATH_LOOK, machine.wait_ended()).await.is_ok() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// It stands, and goes on at its backup alone. Who is killed in between leaves it as after a take.
+async fn give_away(keeper: &Keeper, machine: &Machine, departure: &Departure) -> Result<(), MachineError> {
+    let _alone = keeper.no_take().await;
+    // One that somebody has paused stays so, whatever comes of it.
+    if desired_state::find(keeper.home(), keeper.user()) != Found::Own(DesiredState::Paused) {
+        keeper.note(DesiredState::Taking)?;
+    }
+    machine.pause().await.map_err(|error| hypervisor_failed(keeper.home().name(), error))?;
+    departure.hand_over(keeper.home())
+}
+
+/// What becomes of a copy that may be whole.
+enum Fate {
+    /// It never goes on.
+    Void,
+    /// It runs.
+    Runs,
+    /// It may run, and nobody but its host takes that back.
+    GoesOn,
+    NotKnown(String),
+}
+
+/// As its host says until then, which is asked to have it void.
+async fn told_fate(home: &MachineHome, departure: &Departure, until: Instant) -> Fate {
+    let order = HostOrder::Discard(departure.which(home));
+    let asked = migration::ask::<Gone>(&departure.to, &departure.keys, &order);
+    match tokio::time::timeout_at(until.into(), asked).await {
+        Ok(Ok(Gone::Lost(_))) => Fate::Void,
+        Ok(Ok(Gone::Running(_))) => Fate::Runs,
+        Ok(Err(reason)) => Fate::NotKnown(reason.to_string()),
+        Err(_) => Fate::NotKnown("its host does not answer".to_owned()),
+    }
+}
+
+/// As its host says at once, or as etcd has decided: for the machine here, unless for the copy before.
+async fn decided_fate(home: &MachineHome, departure: &Departure, etcd: &Etcd) -> Fate {
+    let reason = match told_fate(home, departure, Instant::now() + COPY_ANSWER).await {
+        Fate::NotKnown(reason) => reason,
+        known => return known,
+    };
+    match etcd.decide(home.name(), &departure.token, Survivor::Source).await {
+        Ok(Survivor::Source) => Fate::Void,
+        Ok(Survivor::Copy) => Fate::GoesOn,
+        Err(of_etcd) => Fate::NotKnown(format!(
+            "{to}: {reason}; {of_etcd}; where it is certain that it never goes on there (by `onecopy vm migrate {name} \
+             --abandon` at that host): onecopy vm unprotect {name} --force",
+            to = departure.to,
+            name = home.name()
+        )),
     }
 }
 
@@ -119,14 +206,18 @@ async fn resolve(keeper: &Keeper, ending: &Ending, was_asked: bool) {
         EndCause::PoweredOff | EndCause::Quit | EndCause::Panicked => false,
     };
     let goes_on = has_died && departure.is_whole;
-    let noted = if goes_on { departure.hand_over(home) } else { departure.forget_copy(home) };
+    if !goes_on && let Err(error) = desired_state::note(home, DesiredState::Stopping) {
+        // Nobody takes it for one that has died, who looks while that is asked.
+        return tracing::error!(%error, "it is not written down that the machine was switched off");
+    }
+    let noted = if goes_on { departure.hand_over(home) } else { undo(home, &departure).await };
     if let Err(error) = noted {
         return tracing::error!(%error, "it is not written down where the machine goes on");
     }
-    if !goes_on {
+    if !desired_state::is_migrated(home) {
         return;
     }
-    tracing::warn!(to = departure.to, "the machine has died here, and goes on at its backup");
+    tracing::warn!(to = departure.to, "the machine has ended here, and goes on at its backup");
     match conclude::ask_to_go(home, &departure).await {
         Some(Ok(Gone::Running(_))) => {
             let gone = Departure { state: DepartureState::Gone, ..departure };
@@ -142,6 +233,43 @@ async fn resolve(keeper: &Keeper, ending: &Ending, was_asked: bool) {
         }
         Some(Err(reason)) => tracing::error!(reason, "whether it runs there is not known"),
         None => {}
+    }
+}
+
+/// The copy of a machine that has ended never goes on, or the machine is handed over, where etcd has decided so before.
+/// Where that is not known nothing is written down: the next start, or this host's daemon, asks again.
+async fn undo(home: &MachineHome, departure: &Departure) -> Result<(), MachineError> {
+    let mut known = departure.clone();
+    loop {
+        let fate = match known.etcd() {
+            Some(etcd) => decided_fate(home, &known, &etcd).await,
+            None => Fate::Void,
+        };
+        match fate {
+            Fate::Void => match (known.forget_copy(home), Departure::of_copy(home)?) {
+                // It has become whole meanwhile, and etcd is to be asked.
+                (Err(_), Some(now)) if now.token == known.token && now.is_whole && !known.is_whole => known = now,
+                (forgotten, _) => return forgotten,
+            },
+            Fate::Runs | Fate::GoesOn => return known.hand_over(home),
+            Fate::NotKnown(reason) => {
+                tracing::warn!(reason, "whether the machine's copy goes on is not known");
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Writes down what becomes of a machine that does not run, and after which nobody looks: as
+/// [`Departure::resolve_ended`], which asks nobody.
+///
+/// # Errors
+/// As there.
+pub(crate) async fn resolve_ended(home: &MachineHome) -> Result<(), MachineError> {
+    let departure = Departure::protecting(home)?.filter(|departure| departure.etcd().is_some());
+    match departure {
+        Some(departure) if !desired_state::was_to_go_on(home)? => undo(home, &departure).await,
+        _ => Departure::resolve_ended(home),
     }
 }
 
@@ -210,7 +338,241 @@ pub(crate) async fn forget_backup(
             Departure { state: DepartureState::Gone, ..departure.clone() }.conclude(home)?;
             Err(MachineError::Moved { name: home.name().clone() })
         }
-        Err(_) if force => forget(),
-        Err(reason) => Err(not_known(home, departure, &reason.to_string())),
+        Err(reason) => {
+            // Handed over, it may have gone on there without etcd.
+            let of_etcd = match departure.etcd().filter(|_| !desired_state::is_migrated(home)) {
+                Some(etcd) => match etcd.decide(home.name(), &departure.token, Survivor::Source).await {
+                    Ok(Survivor::Source) => return forget(),
+                    Ok(Survivor::Copy) => {
+                        departure.hand_over(home)?;
+                        let reason = format!("{reason}; etcd has decided that it goes on there");
+                        // Not by force, either, before that is known to who gives it.
+                        return Err(not_known(home, departure, &reason));
+                    }
+                    Err(of_etcd) => format!("; {of_etcd}"),
+                },
+                None => String::new(),
+            };
+            match force {
+                true => forget(),
+                false => Err(not_known(home, departure, &format!("{reason}{of_etcd}"))),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onecopy_clone::network::keys::make_host;
+    use onecopy_hypervisor::State;
+    use onecopy_testing::{EtcdServer, Frozen};
+    use tokio::sync::mpsc;
+
+    use super::super::guest::adopt;
+    use super::super::guest::tests::Machines;
+    use super::super::protection::{ProtectionRole, ProtectionStatus};
+    use super::*;
+
+    /// A machine that runs and may have a whole copy at a host that nobody reaches.
+    async fn protected(machines: &Machines, etcd: &EtcdServer) -> (Arc<Keeper>, Machine, Departure) {
+        let (home, user) = (&machines.home, &machines.user);
+        desired_state::begin(home, user, Duration::ZERO).await.unwrap();
+        machines.start(None).await;
+        let machine = adopt(home, user).await.unwrap().unwrap().0;
+        let keys = make_host(home.root(), "one", &["127.0.0.1".to_owned()]).unwrap();
+        let departure = Departure {
+            token: "one".to_owned(),
+            to: "127.0.0.1:1".to_owned(),
+            keys,
+            disk: "disk".to_owned(),
+            snapshot: String::new(),
+            state: DepartureState::Begun,
+            is_whole: true,
+            result: None,
+            protects: true,
+            fences: false,
+            etcd: vec![etcd.url().parse().unwrap()],
+        };
+        departure.begin(home).unwrap();
+        let keeper = Arc::new(Keeper::new(home.clone(), user.clone(), mpsc::channel(1).0));
+        let status = ProtectionStatus::new(ProtectionRole::Primary, departure.to.clone());
+        keeper.change(|told| told.protection = Some(status));
+        (keeper, machine, departure)
+    }
+
+    fn state_of(home: &MachineHome) -> (DepartureState, bool) {
+        (Departure::of(home).unwrap().unwrap().state, desired_state::is_migrated(home))
+    }
+
+    /// What a machine sends is let go only once etcd has decided that its copy never goes on, or a person has said so.
+    ///
+    /// Spec: D8
+    #[tokio::test]
+    async fn p6_a_machine_that_lost_its_copy_runs_alone_only_where_etcd_says_so() {
+        let machines = Machines::new();
+        let server = EtcdServer::start();
+        let (keeper, machine, departure) = protected(&machines, &server).await;
+        let home = &machines.home;
+        // Nobody begins another copy while that one may go on.
+        let error = departure.begin(home).unwrap_err().to_string();
+        assert!(error.contains("its copy of before may go on"), "{error}");
+        let frozen = Frozen::of([server.process()]);
+        {
+            let mut alone = std::pin::pin!(run_alone(&keeper, &machine, &departure));
+            assert!(tokio::time::timeout(Duration::from_secs(6), &mut alone).await.is_err(), "nobody has decided");
+            assert_eq!((machine.state(), state_of(home)), (State::Running, (DepartureState::Begun, false)));
+            let reason = keeper.change(|told| told.protection.clone().and_then(|status| status.reason)).unwrap();
+            assert!(reason.contains("onecopy vm unprotect web --force") && reason.contains("no answer"), "{reason}");
+            drop(frozen);
+            alone.await.unwrap();
+        }
+        assert_eq!((machine.state(), state_of(home)), (State::Running, (DepartureState::Kept, false)));
+        let etcd = Etcd::of(&departure.etcd, &departure.keys).unwrap();
+        assert_eq!(etcd.decide(home.name(), "one", Survivor::Copy).await.unwrap(), Survivor::Source);
+
+        // A person says so, without etcd.
+        let another = Departure { token: "another".to_owned(), ..departure };
+        another.begin(home).unwrap();
+        let frozen = Frozen::of([server.process()]);
+        keeper.gives_copy_up.store(true, Ordering::Release);
+        run_alone(&keeper, &machine, &another).await.unwrap();
+        assert_eq!((machine.state(), state_of(home)), (State::Running, (DepartureState::Kept, false)));
+        drop(frozen);
+        machine.quit().await.unwrap();
+    }
+
+    /// A machine whose copy goes on stands, with what it has sent held, until its host says what has become of it.
+    ///
+    /// Spec: D8
+    #[tokio::test]
+    async fn p6_a_machine_stands_where_etcd_has_its_copy_go_on() {
+        let machines = Machines::new();
+        let server = EtcdServer::start();
+        let (keeper, machine, departure) = protected(&machines, &server).await;
+        let home = &machines.home;
+        departure.etcd().unwrap().decide(home.name(), "one", Survivor::Copy).await.unwrap();
+        // Not though a person has said that it never does; and it runs on, as long as that cannot be written down.
+        keeper.gives_copy_up.store(true, Ordering::Release);
+        let obstacle = home.root().join("standing.unfinished");
+        std::fs::create_dir(&obstacle).unwrap();
+        let reason = {
+            let mut alone = std::pin::pin!(run_alone(&keeper, &machine, &departure));
+            assert!(tokio::time::timeout(DEATH_LOOK * 3, &mut alone).await.is_err(), "that is not written down");
+            assert_eq!((machine.state(), state_of(home)), (State::Running, (DepartureState::Begun, false)));
+            std::fs::remove_dir(&obstacle).unwrap();
+            alone.await.unwrap_err()
+        };
+        assert!(reason.contains("it goes on at its backup"), "{reason}");
+        assert_eq!((machine.state(), state_of(home)), (State::Paused, (DepartureState::Begun, true)));
+        let error = departure.begin(home).unwrap_err().to_string();
+        assert!(error.contains("does not run here again"), "{error}");
+        machine.quit().await.unwrap();
+    }
+
+    /// A machine that was given away may have gone on without etcd, which is asked no more.
+    ///
+    /// Spec: D8
+    #[tokio::test]
+    async fn p6_a_machine_that_was_given_away_comes_back_by_nobodys_word_but_its_copys() {
+        let machines = Machines::new();
+        let server = EtcdServer::start();
+        let (keeper, machine, departure) = protected(&machines, &server).await;
+        let home = &machines.home;
+        let etcd = departure.etcd().unwrap();
+        departure.hand_over(home).unwrap();
+        let reason = run_alone(&keeper, &machine, &departure).await.unwrap_err();
+        assert!(reason.contains("given away"), "{reason}");
+        machine.quit().await.unwrap();
+        let refused = forget_backup(home, &machines.user, &departure, false).await.unwrap_err().to_string();
+        assert!(refused.contains("--force"), "{refused}");
+        assert_eq!(state_of(home), (DepartureState::Begun, true));
+        assert_eq!(etcd.decide(home.name(), "one", Survivor::Copy).await.unwrap(), Survivor::Copy);
+    }
+
+    /// A person who gives a copy up is told first that etcd has it go on, and etcd is asked about one that has become
+    /// whole only just now.
+    ///
+    /// Spec: D8
+    #[tokio::test]
+    async fn p6_no_copy_is_given_up_that_etcd_was_not_asked_about() {
+        let machines = Machines::new();
+        let server = EtcdServer::start();
+        let (_, machine, departure) = protected(&machines, &server).await;
+        let (home, user) = (&machines.home, &machines.user);
+        let etcd = departure.etcd().unwrap();
+        desired_state::note(home, DesiredState::Stopping).unwrap();
+        machine.quit().await.unwrap();
+        let stale = Departure { is_whole: false, ..departure.clone() };
+        let error = stale.forget_copy(home).unwrap_err().to_string();
+        assert!(error.contains("has become whole"), "{error}");
+        undo(home, &stale).await.unwrap();
+        assert_eq!(state_of(home), (DepartureState::Kept, false));
+        assert_eq!(etcd.decide(home.name(), "one", Survivor::Copy).await.unwrap(), Survivor::Source);
+
+        let another = Departure { token: "another".to_owned(), ..departure };
+        another.begin(home).unwrap();
+        etcd.decide(home.name(), "another", Survivor::Copy).await.unwrap();
+        let refused = forget_backup(home, user, &another, true).await.unwrap_err().to_string();
+        assert!(refused.contains("etcd has decided that it goes on there"), "{refused}");
+        assert_eq!(state_of(home), (DepartureState::Begun, true));
+        forget_backup(home, user, &another, true).await.unwrap();
+        assert_eq!(state_of(home), (DepartureState::Kept, false));
+    }
+
+    /// Nobody who looks while that is asked takes it for one that has died, and lets its copy go on.
+    ///
+    /// Spec: D8
+    #[tokio::test]
+    async fn p6_a_guest_that_switched_itself_off_has_not_died() {
+        let machines = Machines::new();
+        let server = EtcdServer::start();
+        let (keeper, machine, _) = protected(&machines, &server).await;
+        let home = &machines.home;
+        machine.quit().await.unwrap();
+        let frozen = Frozen::of([server.process()]);
+        let ending = Ending { cause: EndCause::PoweredOff, ..(*machine.wait_ended().await).clone() };
+        resolve_end(&keeper, &ending, false).await;
+        assert_eq!(state_of(home), (DepartureState::Begun, false));
+        check_start(home, &machines.user).await.unwrap_err();
+        assert_eq!(state_of(home), (DepartureState::Begun, false));
+        drop(frozen);
+        check_start(home, &machines.user).await.unwrap();
+        assert_eq!(state_of(home), (DepartureState::Kept, false));
+    }
+
+    /// Of a machine that was switched off nobody takes its copy for void, or starts it, before that is decided.
+    ///
+    /// Spec: D8
+    #[tokio::test]
+    async fn p6_a_machine_that_was_switched_off_starts_only_where_its_copy_never_goes_on() {
+        for wish in [None, Some(Survivor::Source), Some(Survivor::Copy)] {
+            let machines = Machines::new();
+            let server = EtcdServer::start();
+            let (_, machine, departure) = protected(&machines, &server).await;
+            let (home, user) = (&machines.home, &machines.user);
+            desired_state::note(home, DesiredState::Stopping).unwrap();
+            machine.quit().await.unwrap();
+            let frozen = wish.is_none().then(|| Frozen::of([server.process()]));
+            if let Some(wish) = wish {
+                departure.etcd().unwrap().decide(home.name(), "one", wish).await.unwrap();
+            }
+            resolve_ended(home).await.unwrap();
+            let expected = match wish {
+                None => (DepartureState::Begun, false),
+                Some(Survivor::Source) => (DepartureState::Kept, false),
+                Some(Survivor::Copy) => (DepartureState::Begun, true),
+            };
+            assert_eq!(state_of(home), expected, "{wish:?}");
+            let started = check_start(home, user).await.map_err(|error| error.to_string());
+            match wish {
+                Some(Survivor::Source) => started.unwrap(),
+                _ => assert!(started.unwrap_err().contains("onecopy vm unprotect web --force"), "{wish:?}"),
+            }
+            drop(frozen);
+            if wish.is_none() {
+                check_start(home, user).await.unwrap();
+                assert_eq!(state_of(home), (DepartureState::Kept, false));
+            }
+        }
     }
 }

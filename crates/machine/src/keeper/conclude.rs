@@ -54,6 +54,13 @@ async fn taken_back(home: &MachineHome) {
     }
 }
 
+/// Sees to what is left here of a machine that was given away, where it is not known whether it runs there.
+pub(super) fn if_given(keeper: &Arc<Keeper>, machine: &Machine) {
+    if desired_state::is_migrated(keeper.home()) && machine.state().ending().is_none() {
+        tokio::spawn(conclude(Arc::clone(keeper), machine.clone()));
+    }
+}
+
 /// For a machine that was given away and stands, with its migration's keeper gone: it is asked for until it is known
 /// to run there, and is ended here then, or is let go here again.
 pub(super) async fn conclude(keeper: Arc<Keeper>, machine: Machine) {

@@ -94,6 +94,7 @@ pub(super) async fn migrate(
         result: None,
         protects: false,
         fences: false,
+        etcd: Vec::new(),
     };
     let receive = ReceiveOrder { network, ..receive_order::of(home, &order, &departure)? };
     let hydrated = home.disk();
@@ -102,7 +103,7 @@ pub(super) async fn migrate(
         let reason = "its disk is not all here yet; `onecopy disk info` shows how far it is".to_owned();
         return Err(failed(reason));
     }
-    departure.write(home)?;
+    departure.begin(home)?;
     let (own, begun) = (home.clone(), departure.shared_disk(home).begun);
     let page_map = tokio::task::spawn_blocking(move || DiskPageMap::begin(&own, &begun).map_err(words));
     let page_map = page_map.await.map_err(task)?.unwrap_or_else(|error| {

@@ -8,6 +8,7 @@
 //!  the machine has died:     it is handed over (written down) ──> the backup goes on from what it has
 //!  its keeper has died:      the next one does as if the backup were lost
 //!  its host has died:        a person or a fence says so at the backup; no start here before that has been asked
+//!  they lost each other:     etcd decides, where it is asked to; until it has, output is held
 //! ```
 
 use std::fs;
@@ -21,7 +22,7 @@ use onecopy_hypervisor::Machine;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use super::backup_copy::{left, run_alone};
+use super::backup_copy::{forget_left, left, run_alone};
 use super::link::carried;
 use super::migrate::{RATE_MIN, Work, words};
 use super::primary::{Ended, Run};
@@ -34,7 +35,7 @@ use crate::desired_state;
 use crate::home::absent_is_fine;
 use crate::machine::CHECKPOINT_TIMEOUT;
 use crate::migration::{Departure, DepartureState, ReceiveOrder};
-use crate::{MachineError, MachineHome};
+use crate::{Etcd, MachineError, MachineHome};
 
 /// How long it takes until a machine that lost its backup is copied anew; twice as long each time that this comes to
 /// nothing.
@@ -113,11 +114,17 @@ pub(super) fn begin(keeper: &Arc<Keeper>, machine: &Machine, order: &ProtectionO
                       last checkpoint is lost";
         return Err(failed(reason.to_owned()));
     }
+    if !order.etcd.is_empty() && order.durability == Durability::Periodic {
+        let reason = "etcd decides where it goes on only where what it sends waits for its copy: cut off, it would be \
+                      heard beside that; leave out --etcd or --durability periodic";
+        return Err(failed(reason.to_owned()));
+    }
     if let Some(rate) = order.bytes_per_second.filter(|rate| *rate < RATE_MIN) {
         return Err(failed(format!("a bandwidth of {rate} bytes a second is too low: give {RATE_MIN} at least")));
     }
     check_detection(order.detection_s).map_err(failed)?;
     let protecting = keeper.begin_protection().ok_or_else(already)?;
+    keeper.gives_copy_up.store(false, Ordering::Release);
     let text = serde_json::to_vec(order).expect("texts and numbers");
     if let Err(error) = atomic_file::write(&home.protection_file(), 0o600, &text) {
         keeper.end_protection();
@@ -148,22 +155,32 @@ pub(super) fn resume(keeper: &Arc<Keeper>, machine: &Machine) {
         return;
     }
     let Some(protecting) = keeper.begin_protection() else { return };
-    if let Some(order) = &order {
-        tell(keeper, order);
+    match (&order, &left) {
+        (Some(order), _) => tell(keeper, order),
+        // What it sends is held until that has come to an end.
+        (None, Some(left)) => {
+            let status = ProtectionStatus::new(ProtectionRole::Primary, left.to.clone());
+            keeper.change(|told| told.protection = Some(status));
+        }
+        (None, None) => {}
     }
     let (keeper, machine) = (Arc::clone(keeper), machine.clone());
     tokio::spawn(async move {
         if let Some(left) = left {
             let _alone = keeper.alone_in_turn().await;
-            if let Err(reason) = run_alone(keeper.home(), &machine, &left).await {
+            if let Err(reason) = run_alone(&keeper, &machine, &left).await {
                 tracing::error!(reason, "what it was protected by is not void");
                 keeper.change(|told| told.protection = None);
-                return keeper.end_protection();
+                keeper.end_protection();
+                return conclude::if_given(&keeper, &machine);
             }
         }
         match order {
             Some(order) => keep_protected(keeper, machine, order, protecting).await,
-            None => keeper.end_protection(),
+            None => {
+                keeper.change(|told| told.protection = None);
+                keeper.end_protection();
+            }
         }
     });
 }
@@ -203,10 +220,7 @@ async fn keep_protected(keeper: Arc<Keeper>, machine: Machine, order: Protection
     }
     keeper.change(|told| told.protection = None);
     keeper.end_protection();
-    if desired_state::is_migrated(home) && machine.state().ending().is_none() {
-        // It was given away, and whether it runs there is not known.
-        tokio::spawn(conclude::conclude(Arc::clone(&keeper), machine));
-    }
+    conclude::if_given(&keeper, &machine);
 }
 
 /// Copies it, and protects it until that ends. An error: why it runs alone.
@@ -217,6 +231,7 @@ async fn session(
     protecting: &Arc<Protecting>,
 ) -> Result<(), String> {
     let home = keeper.home();
+    forget_left(keeper, machine).await?;
     let migration = as_migration(order);
     let configuration = home.configuration().map_err(words)?;
     checkpoint::check_runs(home, machine).map_err(words)?;
@@ -232,11 +247,16 @@ async fn session(
         result: None,
         protects: true,
         fences: false,
+        etcd: order.etcd.clone(),
     };
+    if let Some(etcd) = Etcd::of(&order.etcd, &order.keys) {
+        etcd.introduce(&departure.token).await?;
+    }
     let network = receive_order::network(keeper, &configuration, &migration)?;
     let receive = receive_order::of(home, &migration, &departure).map_err(words)?;
-    let receive = ReceiveOrder { network, detection_s: order.detection_s, ..receive };
-    departure.begin_protection(home).map_err(words)?;
+    let receive =
+        ReceiveOrder { network, detection_s: order.detection_s, asks_etcd: !order.etcd.is_empty(), ..receive };
+    departure.begin(home).map_err(words)?;
     let opened = receive_order::send(&migration, receive).await;
     let handle = Handle::current();
     let outcome = match opened.and_then(|far| carried(&handle, far).map_err(words)) {
@@ -280,6 +300,6 @@ async fn session(
         }
         tokio::time::sleep(READ_INTERVAL).await;
     };
-    run_alone(home, machine, &known.unwrap_or(departure)).await?;
+    run_alone(keeper, machine, &known.unwrap_or(departure)).await?;
     outcome.map(|_| ())
 }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Endpoint;
+
 /// How often a machine is copied, unless it is told otherwise.
 pub const PERIOD_MS_DEFAULT: u64 = 100;
 
@@ -36,6 +38,10 @@ pub struct ProtectionOrder {
     /// How long either side may be silent, seconds: within [`DETECTION_S_RANGE`]. None: [`DETECTION_S_DEFAULT`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detection_s: Option<u64>,
+    /// Members of the etcd that decides where it goes on, where the hosts have lost each other. None: a person or a
+    /// fence does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub etcd: Vec<Endpoint>,
     /// What has changed travels as data, also where the other host has it elsewhere: for comparison.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sends_all: bool,

@@ -72,7 +72,11 @@ pub enum KeeperRequest {
     /// tells how far that is.
     Protect(ProtectionOrder),
     /// It is protected no more.
-    Unprotect {},
+    Unprotect {
+        /// Nobody is asked whether its copy goes on.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        force: bool,
+    },
     /// It goes on at the host that protects it.
     Yield {
         /// By which protection.

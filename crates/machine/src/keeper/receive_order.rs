@@ -36,6 +36,7 @@ pub(super) fn of(
         shared_disk: None,
         protects: departure.protects,
         detection_s: None,
+        asks_etcd: false,
     })
 }
 

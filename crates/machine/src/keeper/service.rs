@@ -11,12 +11,13 @@ use onecopy_hypervisor::{HypervisorError, Machine};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
+use super::link::ALONE_AFTER;
 use super::protect::Protecting;
 use super::run::Stop;
 use super::state::Keeper;
 use super::{
     CheckpointTaken, KeeperReply, KeeperRequest, MachineState, MigrationOrder, ProtectionOrder, backup_copy,
-    checkpoint, guest, migrate, network, protect,
+    checkpoint, conclude, guest, migrate, network, protect,
 };
 use crate::desired_state::{self, DesiredState};
 use crate::migration::{Arrival, ArrivalState, Departure};
@@ -27,6 +28,9 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often it is looked how far the end of a protection is.
 const PROTECTION_LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How long that may take: longer than a host may be fenced after its copy was lost.
+const UNPROTECT_TIMEOUT: Duration = ALONE_AFTER.saturating_add(Duration::from_secs(10));
 
 /// Progress that waits for a caller; one that reads more slowly misses some.
 const PROGRESS_MAX: usize = 16;
@@ -96,15 +100,36 @@ impl Keeper {
     }
 
     /// Ends its protection; returns when nothing of it is left here.
-    async fn unprotect(&self) -> Result<(), MachineError> {
+    async fn unprotect(self: &Arc<Keeper>, force: bool) -> Result<(), MachineError> {
         // First: no later keeper begins again.
         protect::forget_wanted(&self.home)?;
-        self.cancel_protection();
-        while self.is_protected() {
-            tokio::time::sleep(PROTECTION_LOOK_INTERVAL).await;
+        if force {
+            self.gives_copy_up.store(true, Ordering::Release);
         }
-        let Some(machine) = self.machine.get() else { return Ok(()) };
-        backup_copy::forget_left(&self.home, machine).await.map_err(|reason| {
+        self.cancel_protection();
+        let ended = async {
+            while self.is_protected() {
+                tokio::time::sleep(PROTECTION_LOOK_INTERVAL).await;
+            }
+            match self.machine.get() {
+                Some(machine) => {
+                    let forgotten = backup_copy::forget_left(self, machine).await;
+                    if forgotten.is_err() {
+                        conclude::if_given(self, machine);
+                    }
+                    forgotten
+                }
+                None => Ok(()),
+            }
+        };
+        let ended = tokio::time::timeout(UNPROTECT_TIMEOUT, ended).await.unwrap_or_else(|_| {
+            let reason = self.status().protection.as_ref().and_then(|status| status.reason.clone());
+            Err(reason.unwrap_or_else(|| "its last copy has not come to an end".to_owned()))
+        });
+        if desired_state::is_migrated(&self.home) {
+            return Err(MachineError::Moved { name: self.home.name().clone() });
+        }
+        ended.map_err(|reason| {
             let (machine, to) = (self.home.name().to_string(), "its backup".to_owned());
             MachineError::Protection { machine, to, reason }
         })
@@ -231,7 +256,7 @@ impl Keeper {
             },
             KeeperRequest::CancelMigration {} => self.cancel_migration(),
             KeeperRequest::Protect(order) => done(self.protect(&order)),
-            KeeperRequest::Unprotect {} => done(self.unprotect().await),
+            KeeperRequest::Unprotect { force } => done(self.unprotect(force).await),
             KeeperRequest::Yield { token } => done(self.yield_machine(&token).await),
             KeeperRequest::Decide { token, goes } => self.decide(&token, goes),
             // It was seen to before.

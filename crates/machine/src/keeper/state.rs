@@ -33,6 +33,8 @@ pub(super) struct Keeper {
     pub(super) migration: Mutex<Option<Arc<AtomicBool>>>,
     /// The machine is protected, or copied to be that.
     pub(super) protecting: Mutex<Option<Arc<Protecting>>>,
+    /// A person has said that no copy of it ever goes on: that counts where nobody says otherwise.
+    pub(super) gives_copy_up: AtomicBool,
     /// A connection over which this machine comes.
     pub(super) incoming: (mpsc::Sender<UnixStream>, tokio::sync::Mutex<mpsc::Receiver<UnixStream>>),
     /// Who waits for a word about the machine that has come by this migration, and stands.
@@ -72,6 +74,7 @@ impl Keeper {
             checkpointing: tokio::sync::Mutex::default(),
             migration: Mutex::default(),
             protecting: Mutex::default(),
+            gives_copy_up: AtomicBool::default(),
             incoming: (incoming, tokio::sync::Mutex::new(coming)),
             deciding: Mutex::default(),
         }

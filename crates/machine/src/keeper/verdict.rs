@@ -1,5 +1,5 @@
-//! Where a machine goes on that stands here and may run where it comes from: its host is asked, or fenced, or a person
-//! says it, and what is known is written down before it runs.
+//! Where a machine goes on that stands here and may run where it comes from: its host is asked, or fenced, etcd
+//! decides, or a person says it, and what is known is written down before it runs.
 
 use std::io::ErrorKind;
 use std::pin::pin;
@@ -18,13 +18,16 @@ use super::state::Keeper;
 use super::{guest, network, restore};
 use crate::desired_state;
 use crate::migration::{self, Arrival, ArrivalState, HostOrder, Unanswered, Verdict};
-use crate::{MachineError, MachineHome};
+use crate::{MachineError, MachineHome, Survivor};
 
 /// How often the source's host is asked whether a machine was given away.
 const VERDICT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often a machine that was promised to run here is let go before it is given up.
 const RUN_TRIES: u32 = 5;
+
+/// How long it may take to reach the source's host before etcd decides: nobody loses anything then.
+const REACHED_WITHIN: Duration = Duration::from_secs(1);
 
 /// How long the source's host is not reached before it is fenced: its `onecopy host` may just be started anew.
 const UNREACHED_MIN: Duration = Duration::from_secs(3);
@@ -163,8 +166,9 @@ pub(super) async fn decide(
     Ok(())
 }
 
-/// What becomes of a machine that may run where it comes from: that is asked there, or a person says it. That host may
-/// be fenced for a time after `heard`, until when it cannot have missed this side. An error: it has ended here.
+/// What becomes of a machine that may run where it comes from: that is asked there, a person says it, or etcd decides
+/// it. That host may be fenced for a time after `heard`, until when it cannot have missed this side. An error: it has
+/// ended here.
 pub(super) async fn wait_verdict(
     home: &MachineHome,
     machine: &Machine,
@@ -211,14 +215,28 @@ async fn ask_until_decided<'a>(
     let order = HostOrder::Verdict(record.which(home));
     loop {
         let asked = Instant::now();
-        let is_unreached = match migration::ask::<Verdict>(&record.origin, &record.keys, &order).await {
+        let (origin, keys, etcd) = (&record.origin, &record.keys, record.etcd());
+        let answered = match &etcd {
+            Some(_) => migration::ask_soon::<Verdict>(origin, keys, &order, REACHED_WITHIN).await,
+            None => migration::ask::<Verdict>(origin, keys, &order).await,
+        };
+        let is_unreached = match answered {
             Ok(Verdict::Undecided | Verdict::Unknown) => false,
             Ok(verdict) => return Asked::Verdict(verdict),
             Err(reason) => {
                 tracing::info!(origin = record.origin, %reason, "whether the machine was given away is not known");
+                // Where etcd decides nothing is lost by one that has died in the middle.
                 matches!(reason, Unanswered::Unreachable(_))
+                    || etcd.is_some() && matches!(reason, Unanswered::Silent(_))
             }
         };
+        if let Some(etcd) = etcd.filter(|_| is_unreached) {
+            match etcd.decide(home.name(), &record.token, Survivor::Copy).await {
+                Ok(Survivor::Copy) => return Asked::Verdict(Verdict::Given),
+                Ok(Survivor::Source) => return Asked::Verdict(Verdict::Kept),
+                Err(reason) => tracing::warn!(reason, "whether the machine goes on here is not known"),
+            }
+        }
         *unreached = is_unreached.then(|| unreached.unwrap_or(asked));
         let left = heard.map_or(Duration::ZERO, |heard| FENCE_WITHIN.saturating_sub(heard.elapsed()));
         if let (Some(command), Some(since)) = (&record.fence, *unreached)
@@ -259,6 +277,7 @@ mod tests {
 
     use onecopy_clone::network::keys::make_host;
     use onecopy_hypervisor::State;
+    use onecopy_testing::{EtcdServer, Frozen};
     use tokio::sync::mpsc;
 
     use super::super::guest::adopt;
@@ -276,6 +295,7 @@ mod tests {
             shared_disk: None,
             protects: true,
             fence: None,
+            etcd: Vec::new(),
             detection_s: None,
         }
     }
@@ -387,6 +407,46 @@ mod tests {
                 Err(_) => assert!(before.is_some() && unreached.is_none(), "{what}"),
             }
         }
+    }
+
+    /// A copy whose host is not reached goes on where etcd is asked for it first, and never where it was decided for
+    /// the source, or where that is not known.
+    ///
+    /// Spec: D8
+    #[tokio::test]
+    async fn p6_a_copy_whose_host_is_lost_goes_on_where_etcd_says_so() {
+        let machines = Machines::new();
+        let server = EtcdServer::start();
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let nobody = socket.local_addr().unwrap().to_string();
+        let keys = make_host(machines.home.root(), "one", &["127.0.0.1".to_owned()]).unwrap();
+        let of = |token: &str| Arrival {
+            token: token.to_owned(),
+            origin: nobody.clone(),
+            keys: keys.clone(),
+            etcd: vec![server.url().parse().unwrap()],
+            ..arrival()
+        };
+        let name = machines.home.name();
+        let [free, kept] = ["free", "kept"].map(of);
+        let etcd = free.etcd().unwrap();
+        etcd.decide(name, "kept", Survivor::Source).await.unwrap();
+        let mut unreached = None;
+        let frozen = Frozen::of([server.process()]);
+        let asking = ask_until_decided(&machines.home, &free, None, &mut unreached);
+        let early = tokio::time::timeout(VERDICT_INTERVAL * 5, asking).await;
+        assert!(early.is_err(), "nobody has decided");
+        drop(frozen);
+        for (record, expected, survivor) in
+            [(free, Verdict::Given, Survivor::Copy), (kept, Verdict::Kept, Survivor::Source)]
+        {
+            let asked = ask_until_decided(&machines.home, &record, None, &mut unreached).await;
+            assert!(matches!(asked, Asked::Verdict(verdict) if verdict == expected), "{record:?}");
+            assert_eq!(etcd.decide(name, &record.token, Survivor::Source).await.unwrap(), survivor);
+        }
+        // One that was promised to run here asks nobody.
+        assert_eq!(Arrival { state: ArrivalState::Here, ..of("free") }.etcd(), None);
     }
 
     /// A fence that does not end in time fences nobody later: it ends with all that it has begun.

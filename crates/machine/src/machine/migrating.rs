@@ -93,7 +93,7 @@ impl Machine {
     /// [`MachineError::Directory`].
     pub async fn resolve_departure(&self) -> Result<(), MachineError> {
         match self.take_keeper_lock().await? {
-            Some(_lock) if self.home.find_process()?.is_none() => Departure::resolve_ended(&self.home),
+            Some(_lock) if self.home.find_process()?.is_none() => backup_copy::resolve_ended(&self.home).await,
             _ => Ok(()),
         }
     }
@@ -127,14 +127,14 @@ impl Machine {
     }
 
     /// Protects it no more. Of one that does not run its backup is asked to forget it; with `force` one that is not
-    /// reached is taken for one that never runs it.
+    /// reached is taken for one that never runs it, and etcd is not waited for.
     ///
     /// # Errors
     /// [`MachineError::Moved`], [`MachineError::Protection`], [`MachineError::Keeper`].
     pub async fn unprotect(&self, force: bool) -> Result<(), MachineError> {
         if self.process_id().is_some() {
             self.ensure_keeper().await?;
-            return self.done(&KeeperRequest::Unprotect {}, CHECKPOINT_TIMEOUT).await;
+            return self.done(&KeeperRequest::Unprotect { force }, CHECKPOINT_TIMEOUT).await;
         }
         let lock = self.take_keeper_lock().await?;
         let _lock = lock.ok_or_else(|| self.keeper_failed("is beginning, or ending; try again".to_owned()))?;

@@ -17,6 +17,9 @@ use crate::{BridgedNetwork, Forward, MachineName};
 /// How long another host may take to answer what it need not wait for.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
 
+/// The same of one that is taken for dead else.
+const SOON_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// What a host is asked about a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -92,6 +95,9 @@ pub struct ReceiveOrder {
     /// As in [`ProtectionOrder`](crate::keeper::ProtectionOrder).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detection_s: Option<u64>,
+    /// etcd decides where it goes on, and has been told so: [`Etcd::introduce`](crate::Etcd::introduce).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub asks_etcd: bool,
 }
 
 /// What the source's host says of a migration.
@@ -150,7 +156,29 @@ pub async fn open(address: &str, keys: &Path, order: &HostOrder) -> Result<Box<d
 /// # Errors
 /// Its own words, or why it cannot be asked.
 pub async fn ask<T: DeserializeOwned>(address: &str, keys: &Path, order: &HostOrder) -> Result<T, Unanswered> {
-    let answered = match exchange(address, keys, order).await?.1 {
+    answer_of(exchange(address, keys, order).await?.1)
+}
+
+/// Asks a host that may be dead: no connection within this time is none, and its answer is not waited for as long as
+/// another one's.
+///
+/// # Errors
+/// As [`ask`].
+pub async fn ask_soon<T: DeserializeOwned>(
+    address: &str,
+    keys: &Path,
+    order: &HostOrder,
+    within: Duration,
+) -> Result<T, Unanswered> {
+    let nothing = |what: &str, within: Duration| format!("no {what} within {} s", within.as_secs());
+    let stream = tokio::time::timeout(within, dial(address, keys)).await;
+    let stream = stream.map_err(|_| Unanswered::Unreachable(nothing("connection", within)))??;
+    let answered = tokio::time::timeout(SOON_TIMEOUT, exchange_over(stream, order)).await;
+    answer_of(answered.map_err(|_| Unanswered::Silent(nothing("answer", SOON_TIMEOUT)))??.1)
+}
+
+fn answer_of<T: DeserializeOwned>(answer: HostAnswer) -> Result<T, Unanswered> {
+    let answered = match answer {
         HostAnswer::Progress { event } => serde_json::from_value(event).map_err(|error| error.to_string()),
         HostAnswer::Refused { reason } => Err(words(&reason)),
         other => Err(format!("it answered {other:?}")),
@@ -159,20 +187,30 @@ pub async fn ask<T: DeserializeOwned>(address: &str, keys: &Path, order: &HostOr
 }
 
 async fn exchange(address: &str, keys: &Path, order: &HostOrder) -> Result<(Box<dyn Stream>, HostAnswer), Unanswered> {
-    let refused = |error: String| Unanswered::Refused(error);
-    let keys = HostKeys::load(keys).map_err(|error| refused(error.to_string()))?;
-    let stream = connect(address, &keys).await;
-    let mut stream = stream.map_err(|error| match error {
-        CloneError::Network { .. } => Unanswered::Unreachable(error.to_string()),
+    exchange_over(dial(address, keys).await?, order).await
+}
+
+async fn dial(address: &str, keys: &Path) -> Result<Box<dyn Stream>, Unanswered> {
+    let refused = |error: CloneError| Unanswered::Refused(error.to_string());
+    let keys = HostKeys::load(keys).map_err(refused)?;
+    match connect(address, &keys).await {
+        Ok(stream) => Ok(Box::new(stream)),
+        Err(error @ CloneError::Network { .. }) => Err(Unanswered::Unreachable(error.to_string())),
         // That it cannot be asked says nothing of whether it lives.
-        other => refused(other.to_string()),
-    })?;
-    let order = serde_json::to_value(order).map_err(|error| refused(error.to_string()))?;
+        Err(other) => Err(refused(other)),
+    }
+}
+
+async fn exchange_over(
+    mut stream: Box<dyn Stream>,
+    order: &HostOrder,
+) -> Result<(Box<dyn Stream>, HostAnswer), Unanswered> {
+    let order = serde_json::to_value(order).map_err(|error| Unanswered::Refused(error.to_string()))?;
     let asking = async {
         write_line(&mut stream, &HostRequest::Machine { order }).await?;
         read_line::<_, HostAnswer>(&mut stream).await
     };
     let answer = tokio::time::timeout(ANSWER_TIMEOUT, asking).await;
     let answer = answer.map_err(|_| Unanswered::Silent("it does not answer".to_owned()))?;
-    Ok((Box::new(stream), answer.map_err(|error| Unanswered::Silent(error.to_string()))?))
+    Ok((stream, answer.map_err(|error| Unanswered::Silent(error.to_string()))?))
 }

@@ -74,6 +74,7 @@ fn departure() -> Departure {
         result: None,
         protects: false,
         fences: false,
+        etcd: Vec::new(),
     }
 }
 
@@ -87,6 +88,7 @@ fn arrival(state: ArrivalState) -> Arrival {
         shared_disk: None,
         protects: false,
         fence: None,
+        etcd: Vec::new(),
         detection_s: None,
     }
 }

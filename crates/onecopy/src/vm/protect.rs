@@ -6,6 +6,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use indicatif::HumanBytes;
 use onecopy_host::Progress;
+use onecopy_machine::Endpoint;
 use onecopy_machine::keeper::{
     DETECTION_S_DEFAULT, Durability as OrderedDurability, PERIOD_MS_DEFAULT, ProtectionOrder, ProtectionRole,
     ProtectionState, ProtectionStatus, unix_ms,
@@ -22,7 +23,8 @@ use crate::signals::{HangUp, StopSignal};
 ///
 /// The other host runs `onecopy host --machines DIRECTORY`, and so does this one. Memory and disk are copied once, and
 /// from then on what has changed, ten times a second. When its QEMU dies it goes on there by itself; when its host
-/// does, by `onecopy vm failover` or by what `onecopy host --fence` names there. Returns once it is protected.
+/// does, by `onecopy vm failover`, by what `onecopy host --fence` names there, or where etcd decides so (--etcd).
+/// Returns once it is protected.
 #[derive(Debug, Args)]
 pub struct Protect {
     #[command(flatten)]
@@ -52,6 +54,11 @@ pub struct Protect {
     /// How long either host may be silent before it is taken for lost, in seconds (2 to 15)
     #[arg(long, value_name = "SECONDS", default_value_t = DETECTION_S_DEFAULT)]
     detection: u64,
+    /// A member of the etcd that decides where it goes on, once the hosts have lost each other, and that the other
+    /// host's `onecopy host --etcd` names, too, as http://10.0.0.9:2379, or https:// with the keys of --keys; may be
+    /// given again [default: it goes on here, and there when a person or its --fence says so]
+    #[arg(long, value_name = "URL", requires = "to", value_delimiter = ',')]
+    etcd: Vec<Endpoint>,
     /// Send what has changed as data, also where the other host has it elsewhere: for comparison
     #[arg(long, hide = true, requires = "to")]
     send_all: bool,
@@ -125,6 +132,7 @@ impl Protect {
             bytes_per_second: self.bandwidth,
             bridge: self.bridge.clone(),
             detection_s: (self.detection != DETECTION_S_DEFAULT).then_some(self.detection),
+            etcd: self.etcd.clone(),
             sends_all: self.send_all,
         })
     }
@@ -135,8 +143,8 @@ impl Protect {
 pub struct Unprotect {
     #[command(flatten)]
     machine: MachineOption,
-    /// Of one that does not run, also where the other host cannot be reached: it must be certain that it does not run
-    /// there, and never will
+    /// Also where neither the other host nor etcd says what becomes of the copy, so that it does not start, or what it
+    /// sends is held: it must be certain that it does not run there, and never will
     #[arg(long)]
     force: bool,
 }

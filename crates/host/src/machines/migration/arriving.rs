@@ -11,8 +11,8 @@ use onecopy_machine::migration::{
     self, Arrival, ArrivalState, Departure, HostOrder, ReceiveOrder, SharedDisk, Verdict,
 };
 use onecopy_machine::{
-    BridgedNetwork, Forward, GuestImage, Machine, MachineConfiguration, MachineError, MachineHome, MachineName,
-    NetworkChoice, hypervisor_failed,
+    BridgedNetwork, Endpoint, Etcd, Forward, GuestImage, Machine, MachineConfiguration, MachineError, MachineHome,
+    MachineName, NetworkChoice, hypervisor_failed,
 };
 
 use super::super::Machines;
@@ -41,6 +41,7 @@ impl Machines {
             let (machine, to) = (name.to_string(), "this host".to_owned());
             MachineError::Protection { machine, to, reason }
         })?;
+        let etcd = self.check_etcd(order, keys).await?;
         let home = MachineHome::of(&self.directory.machines(), name);
         if home.is_made() {
             Machine::new(home.clone(), self.user.clone()).resolve_copy().await?;
@@ -88,7 +89,8 @@ impl Machines {
             is_whole: order.protects,
             shared_disk: order.shared_disk.as_ref().and_then(|disk| self.shared(name, disk)),
             protects: order.protects,
-            fence: self.fence.clone().filter(|_| order.protects),
+            fence: self.fence.clone().filter(|_| order.protects && etcd.is_empty()),
+            etcd,
             detection_s: order.detection_s,
         };
         let (user, made, password) = (self.user.clone(), home.clone(), order.password.clone());
@@ -112,6 +114,26 @@ impl Machines {
             }
         }
         Ok(Machine::new(home, self.user.clone()))
+    }
+
+    /// The members of the etcd that decides on which host a machine goes on, where its order says so: the same one.
+    async fn check_etcd(&self, order: &ReceiveOrder, keys: &Path) -> Result<Vec<Endpoint>, MachineError> {
+        if !order.asks_etcd || !order.protects {
+            return Ok(Vec::new());
+        }
+        let refused = |reason: String| {
+            let (machine, to) = (order.which.name.to_string(), "this host".to_owned());
+            MachineError::Protection { machine, to, reason }
+        };
+        let etcd = Etcd::of(&self.etcd, keys).ok_or_else(|| {
+            refused("etcd is to decide where it goes on: start `onecopy host` here with --etcd".to_owned())
+        })?;
+        match etcd.is_introduced(&order.which.token).await.map_err(refused)? {
+            true => Ok(self.etcd.clone()),
+            false => {
+                Err(refused("this host's etcd (`onecopy host --etcd`) is another one than that of its host".to_owned()))
+            }
+        }
     }
 
     /// A machine of another host comes onto a bridge only where this one was told so, and in nobody's place.

@@ -28,6 +28,7 @@ fn who_is_not_given_away_is_not_read() {
         result: None,
         protects: false,
         fences: false,
+        etcd: Vec::new(),
     };
     departure.write(&home).unwrap();
     machines.given_snapshot(&which).unwrap_err();
@@ -144,6 +145,7 @@ fn order(image: &str) -> ReceiveOrder {
         shared_disk: None,
         protects: false,
         detection_s: None,
+        asks_etcd: false,
     }
 }
 
