@@ -1,6 +1,7 @@
 //! `onecopy vm` and `onecopy up --runtime vm` by the program itself: machines on the real QEMU, with the guest image
 //! that `make guest` builds.
 
+mod arbitration;
 mod at_work;
 mod checkpoints;
 mod cluster;

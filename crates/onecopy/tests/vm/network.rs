@@ -62,7 +62,7 @@ impl Client {
         Client(echoes)
     }
 
-    fn count(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 

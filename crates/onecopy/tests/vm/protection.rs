@@ -19,25 +19,25 @@ use crate::network::{Client, ECHO, interfaces, make_network};
 
 pub type Side = (Host, MachineDirectory);
 
-const BOOT: &str = "cat /proc/sys/kernel/random/boot_id";
+pub const BOOT: &str = "cat /proc/sys/kernel/random/boot_id";
 
 /// Numbers that follow one another, in memory and on the disk, a hundred a second.
-const WRITER: &str = "for p in /dev/shm /root; do setsid perl -e '$| = 1; \
+pub const WRITER: &str = "for p in /dev/shm /root; do setsid perl -e '$| = 1; \
                       while (1) { print ++$i, \"\\n\"; select undef, undef, undef, 0.01 }' \
                       > $p/numbers 2>/dev/null < /dev/null & done";
 
 /// A server in the guest that writes each line to its disk, and answers with it then.
-const LOG: &str = "setsid perl -MIO::Socket::INET -MIO::Handle -e '$SIG{CHLD}=\"IGNORE\"; \
+pub const LOG: &str = "setsid perl -MIO::Socket::INET -MIO::Handle -e '$SIG{CHLD}=\"IGNORE\"; \
      $l = IO::Socket::INET->new(LocalPort => 9, Listen => 5, ReuseAddr => 1) or die; \
      while ($c = $l->accept) { if (!fork) { open $f, \">>/root/log\"; \
      while (<$c>) { syswrite $f, $_; $f->sync; syswrite $c, $_ } exit } }' \
      </dev/null >/dev/null 2>&1 &";
 
 /// A client that sends number after number over one connection, each when the one before was answered, until that ends.
-struct Writer(Arc<AtomicU64>);
+pub struct Writer(Arc<AtomicU64>);
 
 impl Writer {
-    fn connect(address: &str, first: u64) -> Writer {
+    pub fn connect(address: &str, first: u64) -> Writer {
         let mut connected = None;
         until("the guest's server listens", || {
             connected = TcpStream::connect((address, 9)).ok();
@@ -60,12 +60,12 @@ impl Writer {
     }
 
     /// The last number that was answered.
-    fn answered(&self) -> u64 {
+    pub fn answered(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 
     #[track_caller]
-    fn goes_on(&self) {
+    pub fn goes_on(&self) {
         let before = self.answered();
         until("its writes are answered", || self.answered() > before + 5);
     }
@@ -73,7 +73,7 @@ impl Writer {
 
 /// The last number that the guest has on its disk; they follow one another from this one on.
 #[track_caller]
-fn logged(side: &Side, first: u64) -> u64 {
+pub fn logged(side: &Side, first: u64) -> u64 {
     let check = format!(
         "awk '$1 >= {first} {{ if ($1 != {first} + n++) {{ print \"gap\", $1; exit }} last = $1 }} \
          END {{ print last }}' /root/log"
@@ -102,7 +102,7 @@ fn token(side: &Side) -> Option<String> {
 
 /// It runs here, as it was.
 #[track_caller]
-fn check(side: &Side, boot: &str) {
+pub fn check(side: &Side, boot: &str) {
     until("it runs", || side.1.machine("web")["state"] == "running");
     assert_eq!(side.1.guest("web", BOOT), boot, "it was not booted");
     assert_eq!(side.1.guest("web", CHECK), "whole");
