@@ -1,5 +1,6 @@
 //! Waiting for what must happen.
 
+use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 /// What has not happened by then never does, on a busy machine, too. The product waits longer for a few things that are
@@ -43,12 +44,19 @@ pub fn until_within(wait_max: Duration, what: &str, mut holds: impl FnMut() -> b
 ///
 /// After [`WAIT_MAX`].
 pub async fn until_async(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let looks = async {
-        let mut interval = LOOK_INTERVAL_MIN;
-        while !holds().await {
-            tokio::time::sleep(interval).await;
-            interval = (interval * 2).min(LOOK_INTERVAL_MAX);
-        }
-    };
+    let looks = look_until(async || Ok::<_, Infallible>(holds().await));
     assert!(tokio::time::timeout(WAIT_MAX, looks).await.is_ok(), "waited in vain until {what}");
+}
+
+/// Looks until `holds`, or without end.
+///
+/// # Errors
+/// That of a look.
+pub async fn look_until<E>(mut holds: impl AsyncFnMut() -> Result<bool, E>) -> Result<(), E> {
+    let mut interval = LOOK_INTERVAL_MIN;
+    while !holds().await? {
+        tokio::time::sleep(interval).await;
+        interval = (interval * 2).min(LOOK_INTERVAL_MAX);
+    }
+    Ok(())
 }

@@ -7,7 +7,7 @@ use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 use tokio::sync::Mutex;
 
-use crate::harness::{leader, on_leader, start, start_usual, wait_for_health, wait_for_updates, wait_until};
+use crate::harness::{leader, on_leader, start, start_usual, try_until, wait_for_health, wait_for_updates};
 use crate::wire::{Wire, message};
 
 async fn code(cluster: &TestCluster, database: &str, password: &str) -> anyhow::Result<String> {
@@ -39,7 +39,7 @@ async fn f60_an_old_password_opens_nothing_after_the_leader_was_away() -> anyhow
         wait_for_updates(&cluster).await
     };
     // What the leader writes by itself just before it is lost may be known to nobody else; then it comes back first.
-    wait_until("the leader is lost when the follower has all that there is", || async {
+    try_until("the leader is lost when the follower has all that there is", || async {
         cluster.servers.wait_replayed().await?;
         away().await?;
         let old = code(&cluster, DATABASE, "old").await?;
@@ -55,7 +55,7 @@ async fn f60_an_old_password_opens_nothing_after_the_leader_was_away() -> anyhow
     .await?;
     let follower = cluster.servers.followers()[0].connect("observer").await?;
     follower.run("SELECT pg_wal_replay_pause()").await?;
-    wait_until("it stands still", || async {
+    try_until("it stands still", || async {
         Ok(follower.run("SELECT pg_get_wal_replay_pause_state()").await?.text()? == "paused")
     })
     .await?;
@@ -67,14 +67,14 @@ async fn f60_an_old_password_opens_nothing_after_the_leader_was_away() -> anyhow
     let written = on_leader(&cluster, "SELECT pg_current_wal_lsn()").await?.text()?.to_owned();
     let received =
         format!("SELECT pg_last_wal_receive_lsn() >= '{written}' AND pg_last_wal_replay_lsn() < '{written}'");
-    wait_until("it has received what it does not show", || async { Ok(follower.run(&received).await?.text()? == "t") })
+    try_until("it has received what it does not show", || async { Ok(follower.run(&received).await?.text()? == "t") })
         .await?;
     away().await?;
     for password in ["old", "new"] {
         assert_eq!(code(&cluster, DATABASE, password).await?, "57P03", "{password}: nobody knows");
     }
     follower.run("SELECT pg_wal_replay_resume()").await?;
-    wait_until("the follower knows", || async { Ok(code(&cluster, DATABASE, "new").await? == "00000") }).await?;
+    try_until("the follower knows", || async { Ok(code(&cluster, DATABASE, "new").await? == "00000") }).await?;
     assert_eq!(code(&cluster, DATABASE, "old").await?, "28P01");
     Ok(())
 }
@@ -223,7 +223,7 @@ async fn f62_a_template_is_copied_although_clients_of_the_router_were_there() ->
     assert_eq!(inside.query("SELECT 'on'").await?.text_rows(), ["on"]);
     inside.send(&message(b'X', b"")).await?;
     inside.until_closed().await?;
-    wait_until("nobody is in the template", || async {
+    try_until("nobody is in the template", || async {
         let count =
             "SELECT count(*) FROM pg_stat_activity WHERE datname = 'template1' AND backend_type = 'client backend'";
         Ok(on_leader(&cluster, count).await?.number()? == 0)
@@ -236,5 +236,5 @@ async fn f62_a_template_is_copied_although_clients_of_the_router_were_there() ->
     let create = async || anyhow::Ok(elsewhere.lock().await.query("CREATE DATABASE four").await?.code());
     assert_eq!(create().await?, "55006", "somebody is there, as on one server");
     drop(inside);
-    wait_until("the template is free", || async { Ok(create().await? == "00000") }).await
+    try_until("the template is free", || async { Ok(create().await? == "00000") }).await
 }

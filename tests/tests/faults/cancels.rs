@@ -6,7 +6,7 @@ use anyhow::Context;
 use onecopy_testing::Frozen;
 use tokio::io::AsyncReadExt;
 
-use crate::harness::{busy_back_ends, on_leader, start_usual, wait_until};
+use crate::harness::{busy_back_ends, on_leader, start_usual, try_until};
 use crate::wire::{ANSWER_TIMEOUT, Wire, query, run_extended, sync, with_length};
 use onecopy_tests::client::Session;
 use onecopy_tests::cluster::TestCluster;
@@ -27,7 +27,7 @@ async fn cancel(cluster: &TestCluster, key: &[u8]) -> anyhow::Result<()> {
 }
 
 async fn wait_for_sleepers(cluster: &TestCluster, count: i64) -> anyhow::Result<()> {
-    wait_until("the statements run", || async {
+    try_until("the statements run", || async {
         let mut running = 0;
         for server in cluster.servers.all() {
             let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
@@ -71,7 +71,7 @@ async fn a_cancel_request_ends_its_own_clients_statement_only() -> anyhow::Resul
         assert_eq!(two.answer().await?.code(), "57014", "{begin}; {sql}");
         two.query("ROLLBACK").await?;
     }
-    wait_until("no back end is busy", || async { Ok(busy_back_ends(&cluster).await? == 0) }).await
+    try_until("no back end is busy", || async { Ok(busy_back_ends(&cluster).await? == 0) }).await
 }
 
 /// Spec: I4
@@ -86,7 +86,7 @@ async fn cancel_requests_with_wrong_keys_or_for_idle_clients_do_nothing() -> any
     let holder = cluster.servers.leader().connect("holder").await?;
     holder.run("SELECT pg_advisory_lock(42)").await?;
     wire.send(&query("SELECT pg_advisory_xact_lock(42), 'slept'")).await?;
-    wait_until("the statement waits", || async {
+    try_until("the statement waits", || async {
         let sql = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
         Ok(on_leader(&cluster, sql).await?.number()? == 1)
     })
@@ -143,7 +143,7 @@ async fn f65_a_cancel_request_never_hits_the_next_statement() -> anyhow::Result<
         wire.query("UPDATE numbers SET value = 1 WHERE id = 1").await?;
         holder.run("SELECT pg_advisory_lock(65)").await?;
         wire.send(&query("SELECT pg_advisory_xact_lock(65)")).await?;
-        wait_until("the statement waits", || async {
+        try_until("the statement waits", || async {
             let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory'";
             Ok(holder.run(sql).await?.number()? == 1)
         })
@@ -157,7 +157,7 @@ async fn f65_a_cancel_request_never_hits_the_next_statement() -> anyhow::Result<
         wire.send(&next).await?;
         let statement = tokio::time::timeout(UNDER_WAY, wire.answer()).await;
         // It has had its lock: the request that goes on now finds nothing of it.
-        wait_until("the statement has ended", || async {
+        try_until("the statement has ended", || async {
             let sql = "SELECT count(*) FROM pg_stat_activity \
                        WHERE state = 'active' AND query = 'SELECT pg_advisory_xact_lock(65)'";
             Ok(holder.run(sql).await?.number()? == 0)
@@ -203,9 +203,9 @@ async fn f88_a_cancel_request_hits_a_batch_that_is_still_being_read() -> anyhow:
             wire.query("BEGIN").await?;
         }
         // What was answered before may be worked on still; the batch is once its beginning was read.
-        wait_until("nothing is under way", || async { Ok(!is_active().await?) }).await?;
+        try_until("nothing is under way", || async { Ok(!is_active().await?) }).await?;
         wire.send(&run_extended("UPDATE numbers SET value = 7 WHERE id = 1", &[])).await?;
-        wait_until("the batch's beginning was read", &is_active).await?;
+        try_until("the batch's beginning was read", &is_active).await?;
         cancel(&cluster, &key).await?;
         let answer = wire.ask(&sync()).await?;
         assert_eq!((answer.code().as_str(), answer.status()?), ("57014", if begin { 'E' } else { 'I' }));

@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 
-use crate::harness::{busy_back_ends, kill_back_end, leader, start_usual, wait_for_updates, wait_until};
+use crate::harness::{busy_back_ends, kill_back_end, leader, start_usual, try_until, wait_for_updates};
 use crate::wire::{Wire, bind, close, execute, flush, message, parse, query, run_extended, sync};
 
 fn data(text: &str) -> Vec<u8> {
@@ -64,7 +64,7 @@ async fn copy_in_ends_as_the_client_ends_it() -> anyhow::Result<()> {
     }
     assert_eq!(wire.query("SELECT count(*) FROM numbers WHERE id >= 1000").await?.text_rows(), ["12"]);
     // The router may still be putting one in order for the next client.
-    wait_until("no back end is busy", || async { Ok(busy_back_ends(&cluster).await? == 0) }).await
+    try_until("no back end is busy", || async { Ok(busy_back_ends(&cluster).await? == 0) }).await
 }
 
 /// A client may send the data with the statement, in one packet or several, and the rest of a failed one is skipped.
@@ -146,7 +146,7 @@ async fn a_server_lost_while_copy_ends_shifts_no_later_answer() -> anyhow::Resul
     wire.send(&[data("3000\t1\n"), message(DONE, b""), sync()].concat()).await?;
     let sleeps = "SELECT coalesce(max(pid), 0) FROM pg_stat_activity \
                   WHERE wait_event = 'PgSleep' AND query LIKE 'COPY numbers%'";
-    wait_until("it sleeps", || async { Ok(observer.run(sleeps).await?.number()? > 0) }).await?;
+    try_until("it sleeps", || async { Ok(observer.run(sleeps).await?.number()? > 0) }).await?;
     kill_back_end(&cluster, sleeps).await?;
     let answer = wire.answer().await?;
     assert_eq!((answer.code().as_str(), answer.status()?), ("57P01", 'I'), "{answer:?}");
@@ -207,7 +207,7 @@ async fn while_a_client_pauses_in_copy_others_commit_and_read() -> anyhow::Resul
     }
     loader.send(&message(DONE, b"")).await?;
     assert_eq!(loader.answer().await?.commands(), ["COPY 10000"]);
-    wait_until("the load is seen", || async {
+    try_until("the load is seen", || async {
         let mut reader = Wire::connect(&cluster).await?;
         Ok(reader.query("SELECT count(*) FROM numbers").await?.text_rows() == ["10010"])
     })

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use onecopy_tests::client::Session;
 
-use crate::harness::{bounded, code, on_leader, run, start_usual, wait_until};
+use crate::harness::{bounded, code, on_leader, run, start_usual, try_until};
 use crate::wire::Wire;
 
 /// TRUNCATE is not MVCC: at an older epoch the table would look empty.
@@ -59,7 +59,7 @@ async fn a_statement_that_waited_for_truncate_never_sees_the_table_empty() -> an
         run(&writer, "TRUNCATE filled").await??;
         run(&writer, "INSERT INTO filled SELECT 1 FROM generate_series(1, 10)").await??;
         let waiting = session.start(sql);
-        wait_until("it waits for the lock", || async {
+        try_until("it waits for the lock", || async {
             let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
             Ok(on_leader(&cluster, sql).await?.number()? == 1)
         })
@@ -91,7 +91,7 @@ const SLOW_REFILLS: u32 = 20;
 /// Empties the table and fills it again in one transaction; one that is refused as not serializable is run again.
 async fn refill(writer: &Session) -> anyhow::Result<()> {
     let sql = "BEGIN; TRUNCATE filled; INSERT INTO filled SELECT 1 FROM generate_series(1, 10); COMMIT";
-    wait_until("the table is filled anew", || async {
+    try_until("the table is filled anew", || async {
         match run(writer, sql).await? {
             Err(error) if error.is_retryable() => {
                 run(writer, "ROLLBACK").await??;
@@ -149,14 +149,14 @@ async fn readers_under_truncate_and_refill_see_all_rows_or_an_error() -> anyhow:
         refill(&writer).await?;
         let before = counts();
         // More than the one that was under way already.
-        wait_until("every reader sees all rows", || async {
+        try_until("every reader sees all rows", || async {
             Ok(counts().iter().zip(&before).all(|(now, before)| *now > before + 1))
         })
         .await?;
     }
     let reads = || cluster.router().status().servers.iter().map(|server| server.reads).collect::<Vec<_>>();
     let before = reads();
-    wait_until("every server answers readers", || async {
+    try_until("every server answers readers", || async {
         Ok(reads().iter().zip(&before).all(|(now, before)| now > before))
     })
     .await?;
@@ -356,7 +356,7 @@ async fn f81_a_single_statement_that_truncate_has_overtaken_is_run_again() -> an
         run(&writer, "TRUNCATE filled").await??;
         run(&writer, "INSERT INTO filled SELECT 1 FROM generate_series(1, 10)").await??;
         let waiting = session.start(sql);
-        wait_until("it waits for the lock", || async {
+        try_until("it waits for the lock", || async {
             let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
             Ok(on_leader(&cluster, sql).await?.number()? == 1)
         })
@@ -385,7 +385,7 @@ async fn f82_a_block_that_truncates_and_commits_is_never_seen_half_way() -> anyh
         let cluster = &cluster;
         let sql =
             format!("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND wait_event = '{event}'");
-        wait_until(event, move || {
+        try_until(event, move || {
             let sql = sql.clone();
             async move { Ok(on_leader(cluster, &sql).await?.number()? == count) }
         })

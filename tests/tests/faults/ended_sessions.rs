@@ -1,6 +1,6 @@
 //! Sessions that somebody ends on purpose, by their number or by that of their server process.
 
-use crate::harness::{bounded, on_leader, start_usual, wait_until};
+use crate::harness::{bounded, on_leader, start_usual, try_until};
 use crate::wire::{Wire, expect, query, run_extended, sync};
 
 /// The number that a client gets at log-in names its session to `pg_terminate_backend` and `pg_cancel_backend`, as
@@ -13,7 +13,7 @@ async fn a_session_is_ended_and_cancelled_by_the_number_that_its_client_knows() 
     let mut killer = Wire::connect(&cluster).await?;
     let number_of = |wire: &Wire| u32::from_be_bytes(wire.cancel_key[..4].try_into().expect("four bytes"));
     let sleeps = || async {
-        wait_until("it sleeps", || async {
+        try_until("it sleeps", || async {
             let sql = "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)'";
             Ok(on_leader(&cluster, sql).await?.number()? == 1)
         })
@@ -111,7 +111,7 @@ async fn f68_a_session_that_is_ended_on_purpose_ends_as_on_one_server() -> anyho
             } else {
                 if running {
                     victim.send(&query("SELECT pg_sleep(600)")).await?;
-                    wait_until("it sleeps", || async {
+                    try_until("it sleeps", || async {
                         let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
                         Ok(on_leader(&cluster, sql).await?.number()? == 1)
                     })
@@ -161,7 +161,7 @@ async fn a_session_that_is_ended_hears_what_has_committed() -> anyhow::Result<()
         let number = u32::from_be_bytes(victim.cancel_key[..4].try_into().expect("four bytes"));
         victim.query(begin).await?;
         victim.send(&query(statement)).await?;
-        wait_until("it sleeps", async || {
+        try_until("it sleeps", async || {
             let sleepers = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
             Ok(on_leader(&cluster, sleepers).await?.number()? == 1)
         })
@@ -170,8 +170,7 @@ async fn a_session_that_is_ended_hears_what_has_committed() -> anyhow::Result<()
         let answer = bounded("its end", victim.until_closed()).await??;
         assert_eq!((answer.tags().as_str(), answer.code().as_str()), (tags, "57P01"), "{begin}, {statement}");
         let inserted = "SELECT count(*) FROM numbers WHERE id = 100";
-        wait_until("what it left is known", async || Ok(on_leader(&cluster, inserted).await?.number()? == rows))
-            .await?;
+        try_until("what it left is known", async || Ok(on_leader(&cluster, inserted).await?.number()? == rows)).await?;
         on_leader(&cluster, "DELETE FROM numbers WHERE id = 100").await?;
     }
     Ok(())

@@ -10,8 +10,8 @@ use onecopy_tests::fingerprint::ensure_servers_equal;
 use tokio::task::JoinSet;
 
 use crate::harness::{
-    bounded, epoch_servers, run, run_once_there, start, start_usual, wait_for_epoch_on, wait_for_health,
-    wait_for_whole_epoch, wait_until,
+    bounded, epoch_servers, run, run_once_there, start, start_usual, try_until, wait_for_epoch_on, wait_for_health,
+    wait_for_whole_epoch,
 };
 
 /// Gates close all the time, so a server that stops does so inside one sooner or later.
@@ -46,17 +46,17 @@ async fn while_a_follower_is_frozen_updates_commit_and_readers_read_elsewhere() 
     for round in 0..4 {
         let name = format!("follower-{}", 1 + round % 2);
         let frozen = cluster.servers.server(&name)?.freeze()?;
-        wait_until("the epochs go on without it", || async {
+        try_until("the epochs go on without it", || async {
             Ok(!epoch_servers(&cluster).is_empty() && !epoch_servers(&cluster).contains(&name))
         })
         .await?;
         let (reads_then, updates_then) = (reads.load(Ordering::Relaxed), updates.load(Ordering::Relaxed));
-        wait_until("work goes on", || async {
+        try_until("work goes on", || async {
             Ok(reads.load(Ordering::Relaxed) > reads_then + 20 && updates.load(Ordering::Relaxed) > updates_then + 20)
         })
         .await?;
         drop(frozen);
-        wait_until("it is back", || async { Ok(epoch_servers(&cluster).contains(&name)) }).await?;
+        try_until("it is back", || async { Ok(epoch_servers(&cluster).contains(&name)) }).await?;
     }
     stop.store(true, Ordering::Relaxed);
     while let Some(result) = bounded("clients", clients.join_next()).await? {

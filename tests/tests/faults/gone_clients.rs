@@ -7,7 +7,7 @@ use bytes::BufMut;
 use onecopy_router::GONE_CLIENT_BOUND;
 use onecopy_tests::cluster::TestCluster;
 
-use crate::harness::{bounded, leader, run, start, start_usual, wait_until};
+use crate::harness::{bounded, leader, run, start, start_usual, try_until};
 use crate::wire::{ANSWER_TIMEOUT, Answer, Wire, bind, execute, message, parse, query, run_extended, startup, sync};
 
 /// Rows that are sent in one message; the first of them has a notice, which is much longer than all of them together.
@@ -177,10 +177,10 @@ async fn a_client_that_goes_frees_its_back_end_whatever_is_waited_for() -> anyho
     clients.push(wire);
     let count = clients.len();
     // The last one has sent its words, and the router may not have taken its connection yet.
-    wait_until("every client is there", || async { Ok(cluster.router().status().clients >= count) }).await?;
+    try_until("every client is there", || async { Ok(cluster.router().status().clients >= count) }).await?;
 
     drop(clients);
-    let freed = wait_until("every back end is free", || async {
+    let freed = try_until("every back end is free", || async {
         Ok(cluster.router().status().clients == 0 && busy(&cluster).await?.is_empty())
     });
     if tokio::time::timeout(GONE_CLIENT_BOUND * SLOWNESS_MAX, freed).await.is_err() {
@@ -216,7 +216,7 @@ async fn a_client_that_stalls_in_copy_holds_up_no_epoch() -> anyhow::Result<()> 
         let _ = stalled.channel.flush().await;
         std::future::pending::<()>().await;
     };
-    let blocked = wait_until("its back end is blocked", || async {
+    let blocked = try_until("its back end is blocked", || async {
         let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'ClientWrite'";
         Ok(outside.run(sql).await?.number()? == 1)
     });
@@ -225,7 +225,7 @@ async fn a_client_that_stalls_in_copy_holds_up_no_epoch() -> anyhow::Result<()> 
         () = sending => {}
     }
     let dropping = cluster.updater("dropping").await?.start("DROP DATABASE other");
-    wait_until("the database is being dropped", || async {
+    try_until("the database is being dropped", || async {
         let sql = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query = 'DROP DATABASE other'";
         Ok(dropping.is_finished() || outside.run(sql).await?.number()? == 1)
     })

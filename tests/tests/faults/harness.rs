@@ -1,20 +1,13 @@
 //! A cluster for tests of faults, and what is looked at from outside while they happen.
 
-use std::time::Duration;
-
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use onecopy_router::Health;
 use onecopy_router::config::RouterSettings;
+use onecopy_testing::{WAIT_MAX, look_until};
 use onecopy_tests::client::{Answer, Session, StatementResult};
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::servers::DATABASE;
 use rustix::process::{Pid, Signal};
-
-/// What has not become true by then never does.
-const DEADLINE: Duration = Duration::from_secs(120);
-
-/// Between two looks.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A router before a leader and `followers`, with a table `numbers (id, value)` of ten rows.
 pub async fn start(followers: usize, change: impl FnOnce(&mut RouterSettings)) -> anyhow::Result<TestCluster> {
@@ -32,7 +25,7 @@ pub async fn start_usual(followers: usize) -> anyhow::Result<TestCluster> {
 
 /// Fails when `work` takes for ever.
 pub async fn bounded<T>(what: &str, work: impl Future<Output = T>) -> anyhow::Result<T> {
-    tokio::time::timeout(DEADLINE, work).await.with_context(|| format!("{what} hangs"))
+    tokio::time::timeout(WAIT_MAX, work).await.with_context(|| format!("{what} hangs"))
 }
 
 /// The SQLSTATE of a result; `00000` for success.
@@ -49,7 +42,7 @@ pub async fn run(session: &Session, sql: &str) -> anyhow::Result<StatementResult
 /// refusal is one.
 pub async fn run_once_there(session: &Session, sql: &str) -> anyhow::Result<Answer> {
     let answer = std::sync::Mutex::new(None);
-    wait_until(sql, || async {
+    try_until(sql, || async {
         let answered = match session.run(sql).await {
             Err(refusal) if refusal.code == "57P03" => return Ok(false),
             answered => answered?,
@@ -61,27 +54,16 @@ pub async fn run_once_there(session: &Session, sql: &str) -> anyhow::Result<Answ
     answer.into_inner().expect("no code panics while it holds this lock").context("it was answered")
 }
 
-/// Looks until `condition` holds.
-pub async fn wait_until<F: Future<Output = anyhow::Result<bool>>>(
-    what: &str,
-    mut condition: impl FnMut() -> F,
-) -> anyhow::Result<()> {
-    let deadline = tokio::time::Instant::now() + DEADLINE;
-    loop {
-        let holds = bounded(what, condition()).await??;
-        if holds {
-            return Ok(());
-        }
-        ensure!(tokio::time::Instant::now() < deadline, "never came true: {what}");
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
+/// Waits until `holds`.
+pub async fn try_until(what: &str, holds: impl AsyncFnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+    bounded(what, look_until(holds)).await?
 }
 
 /// Waits until an update goes through the router again.
 pub async fn wait_for_updates(cluster: &TestCluster) -> anyhow::Result<()> {
     let last = std::sync::Mutex::new(String::new());
     let note = |error: String| *last.lock().expect("no code panics while it holds this lock") = error;
-    let went = wait_until("updates go through", || async {
+    let went = try_until("updates go through", || async {
         let session = match cluster.updater("probe").await {
             Ok(session) => session,
             Err(error) => {
@@ -100,7 +82,7 @@ pub async fn wait_for_updates(cluster: &TestCluster) -> anyhow::Result<()> {
 /// Waits until the current epoch of the tests' database is open on exactly `count` servers.
 pub async fn wait_for_epoch_on(cluster: &TestCluster, count: usize) -> anyhow::Result<()> {
     let session = cluster.updater("epoch").await?;
-    let opened = wait_until("the epoch is open on that many servers", || async {
+    let opened = try_until("the epoch is open on that many servers", || async {
         // A reader asks for epochs, a commit makes the present one old.
         for statement in ["UPDATE numbers SET value = value WHERE id = 10", "SELECT 1 FROM numbers"] {
             match session.run(statement).await {
@@ -125,7 +107,7 @@ pub async fn wait_for_whole_epoch(
     read: &str,
     servers: &[&str],
 ) -> anyhow::Result<()> {
-    let whole = wait_until("the epoch holds everything everywhere", || async {
+    let whole = try_until("the epoch holds everything everywhere", || async {
         match session.run(read).await {
             Err(refusal) if refusal.code == "57P03" => return Ok(false),
             answer => drop(answer?),
@@ -147,7 +129,7 @@ pub fn epoch_servers(cluster: &TestCluster) -> Vec<String> {
 
 /// Waits until the router finds a server in this state.
 pub async fn wait_for_health(cluster: &TestCluster, name: &str, health: Health) -> anyhow::Result<()> {
-    wait_until("the server's health", || async {
+    try_until("the server's health", || async {
         let status = cluster.router().status();
         Ok(status.servers.iter().any(|server| server.name == name && server.health == health))
     })
@@ -170,8 +152,8 @@ pub async fn kill_back_end(cluster: &TestCluster, pid: &str) -> anyhow::Result<(
     let observer = leader(cluster).await?;
     let process = i32::try_from(observer.run(pid).await?.number()?)?;
     rustix::process::kill_process(Pid::from_raw(process).context("a process has a number")?, Signal::KILL)?;
-    wait_until("all are ended", || async { Ok(observer.run("SELECT 1").await.is_err()) }).await?;
-    wait_until("the leader recovers", || async { Ok(leader(cluster).await.is_ok()) }).await
+    try_until("all are ended", || async { Ok(observer.run("SELECT 1").await.is_err()) }).await?;
+    try_until("the leader recovers", || async { Ok(leader(cluster).await.is_ok()) }).await
 }
 
 /// Makes commits that ask for it (`SET LOCAL synchronous_commit = on`) wait for a standby that does not exist: they are
@@ -187,7 +169,7 @@ pub async fn make_commits_endless(cluster: &TestCluster) -> anyhow::Result<()> {
     ];
     leader(cluster).await?.run_all(&statements).await?;
     // A new process has what the postmaster has, which signals all others in the same handler.
-    wait_until("the leader has its settings", || async {
+    try_until("the leader has its settings", || async {
         Ok(on_leader(cluster, "SHOW synchronous_commit").await?.text()? == "local")
     })
     .await
@@ -206,7 +188,7 @@ pub async fn wait_until_all_back_ends_are_free(cluster: &TestCluster) -> anyhow:
         let databases = cluster.router().status().databases;
         databases.iter().find(|one| one.name == DATABASE).map_or(0, |one| one.parked)
     };
-    wait_until("all back ends are free", || async {
+    try_until("all back ends are free", || async {
         Ok(busy_back_ends(cluster).await? == 0 && session_back_ends(cluster).await? == i64::try_from(free())?)
     })
     .await

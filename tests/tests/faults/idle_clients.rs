@@ -3,7 +3,7 @@
 use anyhow::Context;
 use onecopy_tests::cluster::TestCluster;
 
-use crate::harness::{run, start, start_usual, wait_until};
+use crate::harness::{run, start, start_usual, try_until};
 use crate::wire::{Wire, query, run_extended};
 
 /// The number of the kernel's timer for a connection on which nothing waits to be acknowledged: keepalive's. Source:
@@ -30,7 +30,7 @@ async fn f63_a_silent_client_is_asked_by_tcp_whether_it_is_there() -> anyhow::Re
     let cluster = start_usual(0).await?;
     let mut wire = Wire::connect(&cluster).await?;
     wire.query("BEGIN").await?;
-    wait_until("it will be asked", || async {
+    try_until("it will be asked", || async {
         let timers = timers(&cluster)?;
         Ok(!timers.is_empty() && timers.iter().all(|timer| timer == KEEPALIVE_TIMER))
     })

@@ -1,6 +1,6 @@
 //! Too many of anything: 53300, and nobody else notices.
 
-use crate::harness::{bounded, start, wait_until};
+use crate::harness::{bounded, start, try_until};
 use crate::wire::{Wire, query};
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 
@@ -8,7 +8,7 @@ use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_client_too_many_is_refused_and_a_place_that_gets_free_is_given() -> anyhow::Result<()> {
     let cluster = start(0, |settings| settings.clients_max = 3).await?;
-    wait_until("the setup's client has gone", || async { Ok(cluster.router().status().clients == 0) }).await?;
+    try_until("the setup's client has gone", || async { Ok(cluster.router().status().clients == 0) }).await?;
     let mut clients = Vec::new();
     for _ in 0..3 {
         clients.push(Wire::connect(&cluster).await?);
@@ -22,7 +22,7 @@ async fn one_client_too_many_is_refused_and_a_place_that_gets_free_is_given() ->
         assert_eq!(wire.query("SELECT count(*) FROM numbers").await?.text_rows(), ["10"]);
     }
     drop(clients.pop());
-    wait_until("a place is free", || async {
+    try_until("a place is free", || async {
         let parameters = [("user", USER), ("database", DATABASE)];
         match Wire::log_in(&cluster, &parameters, PASSWORD).await? {
             // Its client is seen to go a moment later.
@@ -124,7 +124,7 @@ async fn more_readers_than_back_ends_all_read() -> anyhow::Result<()> {
     for server in cluster.servers.all() {
         let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'onecopy reader'";
         // One that was ended for another is seen for a moment more.
-        wait_until("no more back ends than may be", || async {
+        try_until("no more back ends than may be", || async {
             Ok(server.connect("observer").await?.run(sql).await?.number()? <= 2)
         })
         .await?;

@@ -4,7 +4,7 @@ use onecopy_router::wire::ErrorFields;
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 
-use crate::harness::{start_usual, wait_until};
+use crate::harness::{start_usual, try_until};
 use crate::wire::{Wire, message, startup, with_length};
 
 /// Names and values of a start-up packet.
@@ -48,7 +48,7 @@ async fn refused_log_ins_get_postgresqls_sqlstates() -> anyhow::Result<()> {
     assert_eq!(wrong.message.replace("guest", "nobody"), unknown.message);
     let mut guest = Wire::log_in(&cluster, &[("user", "guest"), ("database", DATABASE)], "guest").await?.expect("may");
     assert_eq!(guest.query("SELECT current_user").await?.text_rows(), ["guest"]);
-    wait_until("all others are forgotten", || async { Ok(cluster.router().status().clients == 2) }).await
+    try_until("all others are forgotten", || async { Ok(cluster.router().status().clients == 2) }).await
 }
 
 /// Spec: C1

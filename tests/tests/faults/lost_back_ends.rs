@@ -10,7 +10,7 @@ use onecopy_tests::cluster::TestCluster;
 
 use crate::harness::{
     bounded, busy_back_ends, code, kill_back_end, leader, make_commits_endless, run, run_once_there, start_usual,
-    wait_for_health, wait_for_updates, wait_for_whole_epoch, wait_until,
+    try_until, wait_for_health, wait_for_updates, wait_for_whole_epoch,
 };
 
 /// In which state a transaction is when its server process is lost.
@@ -66,10 +66,10 @@ async fn drive(
         _ => None,
     };
     // What was abandoned on a server that was frozen sleeps on there.
-    wait_until("nothing sleeps", || async { Ok(sleepers(cluster).await? == 0) }).await?;
+    try_until("nothing sleeps", || async { Ok(sleepers(cluster).await? == 0) }).await?;
     let started = running.map(|sql| session.start(sql));
     if started.is_some() {
-        wait_until("it runs", || async { Ok(sleepers(cluster).await? == 1) }).await?;
+        try_until("it runs", || async { Ok(sleepers(cluster).await? == 1) }).await?;
     }
     harm().await?;
     match started {
@@ -125,7 +125,7 @@ async fn end_sessions(cluster: &TestCluster) -> anyhow::Result<()> {
          WHERE application_name LIKE 'onecopy %' AND application_name <> 'onecopy probe'";
     let ended = observer.run(sql).await?.text()?.to_owned();
     let left = format!("SELECT count(*) FROM pg_stat_activity WHERE pid IN ({ended})");
-    wait_until("they are gone", || async { Ok(observer.run(&left).await?.number()? == 0) }).await
+    try_until("they are gone", || async { Ok(observer.run(&left).await?.number()? == 0) }).await
 }
 
 /// Kills a process of the router's on the leader, the one that does something for a session if there is such.
@@ -247,7 +247,7 @@ async fn a_server_that_ends_the_probes_session_is_not_down() -> anyhow::Result<(
     let session = AtomicI64::new(0);
     for _ in 0..6 {
         let ended = session.load(Ordering::Relaxed);
-        wait_until("the probe has another session", || async {
+        try_until("the probe has another session", || async {
             let health = cluster.router().status().servers[0].health;
             anyhow::ensure!(health == Health::Up, "{health:?}");
             session.store(observer.run(probe).await?.number()?, Ordering::Relaxed);
@@ -288,7 +288,7 @@ async fn a_leader_frozen_in_any_state_is_given_up_and_taken_back() -> anyhow::Re
         goes_on(&session).await.with_context(|| format!("{state:?}"))?;
         // What was never answered shows only when its process has ended: no gate closes before that.
         wait_for_whole_epoch(&cluster, &session, READ, &["leader", "follower-1"]).await?;
-        wait_until("nothing is left under way", || async {
+        try_until("nothing is left under way", || async {
             Ok(busy_back_ends(&cluster).await? == 0 && sleepers(&cluster).await? == 0)
         })
         .await?;
@@ -331,7 +331,7 @@ async fn a_commit_without_an_answer_keeps_nobody_from_updating() -> anyhow::Resu
     wait_for_health(&cluster, "leader", Health::Up).await?;
     // Of the very row that the commit has locked. Who has waited for it is in conflict with it.
     let update = "UPDATE numbers SET value = value WHERE id = 1";
-    wait_until("the row is updated", || async {
+    try_until("the row is updated", || async {
         match run(&session, update).await? {
             Err(refusal) if refusal.code == "40001" => Ok(false),
             answer => Ok(answer?.count == 1),

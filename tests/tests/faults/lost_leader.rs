@@ -12,8 +12,8 @@ use onecopy_tests::fingerprint::ensure_servers_equal;
 use tokio::task::JoinSet;
 
 use crate::harness::{
-    bounded, code, leader, run, run_once_there, start_usual, wait_for_epoch_on, wait_for_health, wait_for_updates,
-    wait_for_whole_epoch, wait_until,
+    bounded, code, leader, run, run_once_there, start_usual, try_until, wait_for_epoch_on, wait_for_health,
+    wait_for_updates, wait_for_whole_epoch,
 };
 
 const READ: &str = "SELECT value FROM numbers WHERE id = 1";
@@ -121,7 +121,7 @@ async fn without_a_leader_reads_that_need_a_newer_epoch_fail_with_57p03() -> any
         let refused = run(session, READ).await?.expect_err("it must see the commit");
         assert_eq!(refused.code, "57P03", "{refused}");
     }
-    wait_until("the bound is over", || async {
+    try_until("the bound is over", || async {
         match run(&aged, READ).await? {
             Err(refusal) if refusal.code == "57P03" => Ok(true),
             answer => {
@@ -165,7 +165,7 @@ impl Progress {
 
 /// Waits until `count` has grown by so many since it was `before`.
 async fn wait_for_more(what: &str, count: &AtomicUsize, before: usize, more: usize) -> anyhow::Result<()> {
-    wait_until(what, || async { Ok(count.load(Ordering::Relaxed) >= before + more) }).await
+    try_until(what, || async { Ok(count.load(Ordering::Relaxed) >= before + more) }).await
 }
 
 /// One client: transactions that insert a number in two tables, some explicit, some in one statement.

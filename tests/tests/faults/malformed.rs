@@ -1,6 +1,6 @@
 //! Messages that are none, after a good log-in: 08P01 and the end of that connection, of no other.
 
-use crate::harness::{leader, run, start_usual, wait_until};
+use crate::harness::{leader, run, start_usual, try_until};
 use crate::wire::{Wire, bind, execute, message, parse, query, sync};
 
 /// Spec: C1
@@ -109,7 +109,7 @@ async fn very_many_statements_in_one_message_run_or_are_refused_whole() -> anyho
     let answer = wire.query(&too_many).await?;
     assert_eq!((answer.code().as_str(), answer.rows().len(), answer.status()?), ("54000", 0, 'I'));
     assert_eq!(wire.query("SELECT max(id), max(value) FROM numbers").await?.text_rows(), ["10|100"]);
-    wait_until("the router is at rest", || async { Ok(crate::harness::busy_back_ends(&cluster).await? == 0) }).await
+    try_until("the router is at rest", || async { Ok(crate::harness::busy_back_ends(&cluster).await? == 0) }).await
 }
 
 /// A client that ends before it has begun, as drivers do when they are closed at once, is told nothing, as by one

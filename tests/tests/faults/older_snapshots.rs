@@ -1,7 +1,7 @@
 //! Indexes and constraints that PostgreSQL believes once no snapshot of before is left on its own server: no follower's
 //! transaction is answered by them that has such a snapshot.
 
-use crate::harness::{bounded, code, on_leader, run, start_usual, wait_until};
+use crate::harness::{bounded, code, on_leader, run, start_usual, try_until};
 use crate::wire::Wire;
 
 /// An index that is built CONCURRENTLY lacks what only older snapshots see. PostgreSQL waits for those of its own
@@ -30,7 +30,7 @@ async fn f92_a_follower_never_reads_by_an_index_that_lacks_what_it_sees() -> any
         holder.run("BEGIN").await?;
         holder.run("LOCK TABLE numbers IN ROW EXCLUSIVE MODE").await?;
         let building = builder.start(sql);
-        wait_until("the index waits for writers", || async {
+        try_until("the index waits for writers", || async {
             let sql = "SELECT count(*) FROM pg_stat_progress_create_index WHERE phase LIKE 'waiting for writers%'";
             Ok(on_leader(&cluster, sql).await?.number()? == 1)
         })
@@ -145,15 +145,15 @@ async fn f93_an_index_whose_snapshots_are_lost_is_used_by_nobody_who_lacks_its_r
     let building = builder.start("CREATE INDEX CONCURRENTLY by_value ON numbers (value)");
     let holding = format!("SELECT count(*) {HOLDERS}");
     let holders = || on_leader(&cluster, &holding);
-    wait_until("the snapshots are held", || async { Ok(holders().await?.number()? == 2) }).await?;
-    wait_until("the index waits for writers", || async {
+    try_until("the snapshots are held", || async { Ok(holders().await?.number()? == 2) }).await?;
+    try_until("the index waits for writers", || async {
         let sql = "SELECT count(*) FROM pg_stat_progress_create_index WHERE phase LIKE 'waiting for writers%'";
         Ok(on_leader(&cluster, sql).await?.number()? == 1)
     })
     .await?;
     run(&writer, "UPDATE numbers SET value = 1 WHERE id <= 5").await??;
     on_leader(&cluster, &format!("SELECT pg_terminate_backend(pid, 5000) {HOLDERS}")).await?;
-    wait_until("reads go to the leader", || async {
+    try_until("reads go to the leader", || async {
         writer.run("SELECT 1 FROM numbers").await?;
         let place = writer.run("SHOW onecopy.served_by").await?;
         Ok(place.rows[0][0].as_deref() == Some("leader"))

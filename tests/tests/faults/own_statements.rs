@@ -10,7 +10,7 @@ use onecopy_testing::process::children_of;
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::servers::Servers;
 
-use crate::harness::{bounded, on_leader, start_usual, wait_until};
+use crate::harness::{bounded, on_leader, start_usual, try_until};
 use crate::wire::{Wire, bind, execute, parse, query, run_extended, sync};
 
 /// A table whose deferred trigger runs `body` at COMMIT.
@@ -122,9 +122,9 @@ async fn nothing_runs_in_a_transaction_that_was_not_begun() -> anyhow::Result<()
         let mut filler = direct(&cluster).await?;
         // So long that it fills the pipe by whole pages: nothing can be added to the last one.
         filler.send(&query("DO $$ BEGIN RAISE LOG '%', repeat('x', 1000000); END $$")).await?;
-        wait_until("the log is full", async || Ok(waiting_for_the_log(&cluster) == 1)).await?;
+        try_until("the log is full", async || Ok(waiting_for_the_log(&cluster) == 1)).await?;
         wire.send(&statement).await?;
-        wait_until("the statement waits", async || Ok(waiting_for_the_log(&cluster) == 2)).await?;
+        try_until("the statement waits", async || Ok(waiting_for_the_log(&cluster) == 2)).await?;
         tokio::time::sleep(STATEMENT_TIMEOUT + Duration::from_millis(200)).await;
         drop(frozen);
         let answer = bounded(&what, wire.answer()).await??;

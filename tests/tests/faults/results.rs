@@ -5,7 +5,7 @@ use std::time::Duration;
 use onecopy_router::wire::ErrorFields;
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 
-use crate::harness::{bounded, leader, on_leader, start_usual, wait_until};
+use crate::harness::{bounded, leader, on_leader, start_usual, try_until};
 use crate::wire::{Wire, bind, bind_in, describe, execute, message, parse, query, run_extended, sync};
 
 /// Spec: I4
@@ -251,7 +251,7 @@ async fn a_notification_outlives_the_first_try_of_a_statement() -> anyhow::Resul
     holder.query("BEGIN; UPDATE numbers SET value = 1 WHERE id = 1").await?;
     wire.send(&query("UPDATE numbers SET value = 2 WHERE id = 1")).await?;
     let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
-    wait_until("it waits for the row", async || Ok(on_leader(&cluster, waiting).await?.number()? == 1)).await?;
+    try_until("it waits for the row", async || Ok(on_leader(&cluster, waiting).await?.number()? == 1)).await?;
     Wire::connect(&cluster).await?.query("NOTIFY news, 'one'").await?;
     holder.query("COMMIT").await?;
     let answer = bounded("the second try", wire.answer()).await??;

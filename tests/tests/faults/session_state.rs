@@ -2,7 +2,7 @@
 
 use onecopy_tests::cluster::TestCluster;
 
-use crate::harness::{session_back_ends, start, start_usual, wait_until};
+use crate::harness::{session_back_ends, start, start_usual, try_until};
 use crate::wire::{Wire, expect, message};
 
 const SERVERS: [&str; 3] = ["leader", "follower-1", "follower-2"];
@@ -390,7 +390,7 @@ async fn back_ends_passed_between_idle_sessions_keep_their_states_apart() -> any
         }
     }
     // One that was ended for another is seen for a moment more.
-    wait_until("no more back ends than may be", || async { Ok(session_back_ends(&cluster).await? <= 2) }).await?;
+    try_until("no more back ends than may be", || async { Ok(session_back_ends(&cluster).await? <= 2) }).await?;
     // Sessions with state that cannot be moved keep theirs.
     let mut first = sessions.remove(0);
     first.query("CREATE TEMP TABLE mine (a int)").await?;

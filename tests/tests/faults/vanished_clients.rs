@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Context;
 
 use crate::harness::{
-    bounded, busy_back_ends, leader, run, start, start_usual, wait_until, wait_until_all_back_ends_are_free,
+    bounded, busy_back_ends, leader, run, start, start_usual, try_until, wait_until_all_back_ends_are_free,
 };
 use crate::wire::{Wire, message, parse, query, run_extended};
 use onecopy_tests::cluster::TestCluster;
@@ -55,7 +55,7 @@ async fn a_client_that_vanishes_leaves_no_lock_no_row_and_no_back_end() -> anyho
         for pause_ms in [0, 5, 20] {
             vanish(&cluster, &messages, "", pause_ms).await.with_context(|| what)?;
         }
-        wait_until(what, || async { Ok(cluster.router().status().clients == 0) }).await?;
+        try_until(what, || async { Ok(cluster.router().status().clients == 0) }).await?;
         wait_until_all_back_ends_are_free(&cluster).await.with_context(|| what)?;
         assert_eq!(run(&outside, "UPDATE numbers SET value = value WHERE id = 1").await??.count, 1, "{what}");
         let rows = run(&outside, "SELECT value, (SELECT count(*) FROM numbers) FROM numbers WHERE id = 1").await??.rows;
@@ -85,7 +85,7 @@ async fn hundreds_of_vanished_clients_leave_the_counts_as_they_were() -> anyhow:
             clients.push(wire);
         }
         drop(clients);
-        wait_until("the round is over", || async { Ok(cluster.router().status().clients == 0) })
+        try_until("the round is over", || async { Ok(cluster.router().status().clients == 0) })
             .await
             .with_context(|| format!("round {round}"))?;
         wait_until_all_back_ends_are_free(&cluster).await.with_context(|| format!("round {round}"))?;
@@ -100,7 +100,7 @@ async fn hundreds_of_vanished_clients_leave_the_counts_as_they_were() -> anyhow:
     }
     assert_eq!(busy_back_ends(&cluster).await?, i64::try_from(CLIENTS)?);
     drop(holders);
-    wait_until("the holders are gone", || async { Ok(cluster.router().status().clients == 0) }).await?;
+    try_until("the holders are gone", || async { Ok(cluster.router().status().clients == 0) }).await?;
     wait_until_all_back_ends_are_free(&cluster).await?;
     let mut wire = Wire::connect(&cluster).await?;
     assert_eq!(wire.query("SELECT sum(value) FROM numbers").await?.text_rows(), ["0"]);
@@ -147,5 +147,5 @@ async fn clients_that_stop_reading_hold_up_nobody() -> anyhow::Result<()> {
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(last.answer().await?.rows().len(), 2000);
     drop(unresponsive);
-    wait_until("their back ends are free", || async { Ok(busy_back_ends(&cluster).await? == 0) }).await
+    try_until("their back ends are free", || async { Ok(busy_back_ends(&cluster).await? == 0) }).await
 }

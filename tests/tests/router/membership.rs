@@ -16,7 +16,7 @@ use onecopy_tests::list_append::Workload;
 use onecopy_tests::servers::{DATABASE, TestServer};
 use onecopy_tests::verdict::{RoutedChecker, check};
 
-use crate::harness::{wait_for_whole_epoch, wait_until};
+use crate::harness::{try_until, wait_for_whole_epoch};
 
 /// What has not become true by then never does.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -76,7 +76,7 @@ fn is_in_epoch(cluster: &TestCluster, name: &str) -> bool {
 
 /// Reads through `session` until the epoch is open on `name`.
 async fn wait_for_epoch_on(cluster: &TestCluster, session: &Session, name: &str) -> anyhow::Result<()> {
-    wait_until("the follower is in the epoch", || async {
+    try_until("the follower is in the epoch", || async {
         session.run("SELECT v FROM counter").await?;
         Ok(is_in_epoch(cluster, name))
     })
@@ -107,18 +107,18 @@ async fn is_shown(cluster: &TestCluster, name: &str) -> anyhow::Result<Option<bo
 /// Takes the follower, has clients read there, gives it up, and takes it again, while `is_done` says that they go on.
 async fn come_and_go(cluster: &TestCluster, is_done: &AtomicBool) -> anyhow::Result<TestServer> {
     let router = cluster.router();
-    wait_until("clients work", || async { Ok(router.status().reads > READS_MIN) }).await?;
+    try_until("clients work", || async { Ok(router.status().reads > READS_MIN) }).await?;
     let follower = make_follower(cluster).await?;
     for round in 0..3 {
         router.add_follower(server_configuration(&follower))?;
-        wait_until("reads reach the new follower", || async { Ok(reads_on(cluster, NEW) > READS_MIN) }).await?;
-        wait_until("it is shown everywhere", || async { Ok(is_shown(cluster, NEW).await? == Some(true)) }).await?;
+        try_until("reads reach the new follower", || async { Ok(reads_on(cluster, NEW) > READS_MIN) }).await?;
+        try_until("it is shown everywhere", || async { Ok(is_shown(cluster, NEW).await? == Some(true)) }).await?;
         if round < 2 {
             router.remove_follower(NEW).await?;
             // All of the router's is gone when it says so, so nobody would miss the server now.
-            wait_until("PostgreSQL has seen it", || async { Ok(connections_of_router(&follower).await? == 0) }).await?;
+            try_until("PostgreSQL has seen it", || async { Ok(connections_of_router(&follower).await? == 0) }).await?;
             // The epoch of before may still be the newest one.
-            wait_until("it is shown nowhere", || async { Ok(is_shown(cluster, NEW).await? == Some(false)) }).await?;
+            try_until("it is shown nowhere", || async { Ok(is_shown(cluster, NEW).await? == Some(false)) }).await?;
             if round == 0 {
                 follower.server.restart(onecopy_postgres::StopMode::Fast).await?;
             }
@@ -154,7 +154,7 @@ async fn holds_while_followers_change(freshness: &str, level: Level) -> anyhow::
     assert!(verdict.is_valid(), "seed {seed}, {freshness}: {:?} {:?}", verdict.ours, verdict.adya);
     let leaders = ensure_servers_equal(&cluster.servers).await?;
     let session = follower.connect("auditor").await?;
-    wait_until("the new follower holds the same", || async { Ok(fingerprint(&session).await? == leaders) }).await
+    try_until("the new follower holds the same", || async { Ok(fingerprint(&session).await? == leaders) }).await
 }
 
 /// Followers that are made, taken, given up and taken again under load serve reads as serializable as promised, and no
@@ -207,13 +207,13 @@ async fn r16_no_gate_waits_for_a_follower_that_still_catches_up() -> anyhow::Res
     let follower = make_follower(&cluster).await?;
     let direct = follower.connect("direct").await?;
     direct.run("SELECT pg_wal_replay_pause()").await?;
-    wait_until("replay is paused", || async {
+    try_until("replay is paused", || async {
         Ok(direct.run("SELECT pg_get_wal_replay_pause_state()").await?.text()? == "paused")
     })
     .await?;
     session.run("UPDATE counter SET v = 1").await?;
     cluster.router().add_follower(server_configuration(&follower))?;
-    wait_until("it is probed", || async {
+    try_until("it is probed", || async {
         Ok(status_of(&cluster, NEW).is_some_and(|server| server.replay_lag_bytes > 0))
     })
     .await?;

@@ -4,8 +4,8 @@ use onecopy_router::Health;
 use onecopy_tests::cluster::TestCluster;
 
 use crate::harness::{
-    bounded, code, make_commits_endless, on_leader, run, start_usual, wait_for_epoch_on, wait_for_health,
-    wait_for_updates, wait_until,
+    bounded, code, make_commits_endless, on_leader, run, start_usual, try_until, wait_for_epoch_on, wait_for_health,
+    wait_for_updates,
 };
 
 /// A row whose COMMIT waits for an advisory lock: the test decides when it is done.
@@ -17,7 +17,7 @@ pub const WAITING_COMMIT: &str = "CREATE TABLE slow (a int);
 
 /// Waits until a statement waits for the lock.
 pub async fn wait_for_waiting(cluster: &TestCluster) -> anyhow::Result<()> {
-    wait_until("the commit waits", || async {
+    try_until("the commit waits", || async {
         let sql = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
         Ok(on_leader(cluster, sql).await?.number()? == 1)
     })

@@ -9,7 +9,7 @@ use onecopy_testing::Frozen;
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 
-use crate::harness::{leader, on_leader, start, start_usual, wait_until};
+use crate::harness::{leader, on_leader, start, start_usual, try_until};
 use crate::wire::{Wire, startup};
 
 /// Freezes the process that the router asks for verifiers.
@@ -272,7 +272,7 @@ async fn clients_that_vanish_while_they_log_in_keep_no_database_from_being_dropp
             let log_in = tokio::time::timeout(Duration::from_millis(5), Wire::log_in(&cluster, &parameters, PASSWORD));
             drop(log_in.await);
         }
-        wait_until("all clients but one are forgotten", || async {
+        try_until("all clients but one are forgotten", || async {
             let status = cluster.router().status();
             let inside = status.databases.iter().find(|one| one.name == "other").map(|one| one.clients);
             Ok(status.clients == 1 && inside.unwrap_or(0) == 0)
@@ -305,7 +305,7 @@ async fn a_role_by_the_name_of_another_gets_none_of_its_back_ends() -> anyhow::R
             assert_eq!(clerk.query(sql).await?.text_rows(), ["clerk"], "{sql}, before {leave}");
         }
         drop(clerk);
-        wait_until("the clerk is gone", || async { Ok(cluster.router().status().clients == 1) }).await?;
+        try_until("the clerk is gone", || async { Ok(cluster.router().status().clients == 1) }).await?;
         setup.run(leave).await?;
     }
     Ok(())

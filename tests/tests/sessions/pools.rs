@@ -1,6 +1,6 @@
 //! More sessions than back ends: everybody is served as back ends become idle.
 
-use crate::harness::{bounded, run, session_back_ends, start, wait_until};
+use crate::harness::{bounded, run, session_back_ends, start, try_until};
 use tokio::task::JoinSet;
 
 const READERS: usize = 150;
@@ -41,7 +41,7 @@ async fn readers_beyond_the_limit_are_served_as_back_ends_become_idle() -> anyho
     for server in cluster.servers.all() {
         let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'onecopy reader'";
         // One that was ended for another is seen for a moment more.
-        wait_until("no more back ends than may be", || async {
+        try_until("no more back ends than may be", || async {
             Ok(server.connect("observer").await?.run(sql).await?.number()? <= i64::try_from(READER_BACKENDS_MAX)?)
         })
         .await?;
@@ -77,7 +77,7 @@ async fn sessions_that_wrote_through_a_trigger_give_their_back_ends_back() -> an
     }
     let sum = run(&sessions[0], "SELECT sum(value) FROM stamped WHERE updated_at IS NOT NULL").await??;
     assert_eq!(sum.number()?, 80);
-    wait_until("no more back ends than may be", || async {
+    try_until("no more back ends than may be", || async {
         Ok(session_back_ends(&cluster).await? <= i64::try_from(LEADER_BACKENDS_MAX)?)
     })
     .await

@@ -6,7 +6,7 @@ use onecopy_tests::client::Session;
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::servers::{DATABASE, USER};
 
-use crate::harness::{start_usual, wait_until};
+use crate::harness::{start_usual, try_until};
 
 async fn connect(cluster: &TestCluster, name: &str) -> anyhow::Result<Session> {
     let mut config = cluster.client_config();
@@ -39,7 +39,7 @@ async fn the_console_shows_whose_each_session_is_and_what_it_does() -> anyhow::R
     let mut config = cluster.client_config();
     config.dbname("onecopy");
     let console = Session::connect("console", &config).await?;
-    wait_until("each is shown by what it does", || async {
+    try_until("each is shown by what it does", || async {
         let sessions = shown(&console).await?;
         let states = ["idle", "open", "busy"].map(|name| sessions.get(name).map(|(_, state)| state.as_str()));
         Ok(states == [Some("idle"), Some("idle in transaction"), Some("active")])
@@ -49,17 +49,15 @@ async fn the_console_shows_whose_each_session_is_and_what_it_does() -> anyhow::R
     assert_eq!(numbers.len(), 3, "each has a number of its own: {numbers:?}");
     open.run("COMMIT").await?;
     idle.run("SET application_name = 'renamed'").await?;
-    wait_until("a new name is shown", || async {
+    try_until("a new name is shown", || async {
         let sessions = shown(&console).await?;
         Ok(sessions.contains_key("renamed") && sessions["open"].1 == "idle")
     })
     .await?;
     drop((idle, open));
     // This driver's connection stays as long as a statement of it runs.
-    wait_until("who has gone is not shown", || async {
-        Ok(shown(&console).await?.into_keys().eq(["busy".to_owned()]))
-    })
-    .await?;
+    try_until("who has gone is not shown", || async { Ok(shown(&console).await?.into_keys().eq(["busy".to_owned()])) })
+        .await?;
     sleeping.abort();
     Ok(())
 }

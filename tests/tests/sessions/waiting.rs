@@ -4,11 +4,11 @@
 use onecopy_tests::cluster::TestCluster;
 use tokio::task::JoinSet;
 
-use crate::harness::{bounded, on_leader, run, run_once_there, start, start_usual, wait_for_epoch_on, wait_until};
+use crate::harness::{bounded, on_leader, run, run_once_there, start, start_usual, try_until, wait_for_epoch_on};
 use crate::wire::{Wire, parse, run_extended, sync};
 
 async fn wait_for_blocked(cluster: &TestCluster, count: i64) -> anyhow::Result<()> {
-    wait_until("a statement waits for a lock", || async {
+    try_until("a statement waits for a lock", || async {
         let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
         Ok(on_leader(cluster, sql).await?.number()? == count)
     })
