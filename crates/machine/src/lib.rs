@@ -37,7 +37,7 @@ mod tests;
 pub use carry::carry;
 pub use configuration::{Forward, GUEST_PORT, MachineConfiguration, Transport};
 pub use error::{MachineError, hypervisor_failed};
-pub use etcd::{Endpoint, Etcd, Survivor};
+pub use etcd::{Endpoint, Etcd, Survivor, decision};
 pub use footprint::{DiskFootprint, MemoryFootprint, SharedMemory, TotalFootprint};
 pub use fork::Dependent;
 pub use guest_options::{GuestServerOptions, HOST_IN_GUEST};

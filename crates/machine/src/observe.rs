@@ -131,7 +131,10 @@ impl Machine {
             memory_restarts: kept.as_ref().map_or(0, |kept| kept.memory_restarts),
             in_doubt: match &kept {
                 Some(kept) => kept.in_doubt,
-                None => process_id.is_some() && self.home().is_arriving() || Departure::is_in_doubt(self.home()),
+                None => {
+                    let may_have_come = process_id.is_some() && self.home().is_arriving();
+                    may_have_come || Departure::is_in_doubt(self.home()) || self.is_undecided()
+                }
             },
             protection: kept.as_ref().and_then(|kept| kept.protection.clone()),
             network,

@@ -10,8 +10,9 @@ use onecopy_machine::keeper::{MigrationEvent, MigrationOrder, Prediction};
 use onecopy_machine::migration::{
     self, Arrival, Departure, DepartureState, Gone, HostOrder, MigrationResult, Unanswered, Verdict, Which,
 };
-use onecopy_machine::{END_TIMEOUT, Machine, MachineError, MachineHome, MachineName, Survivor};
+use onecopy_machine::{END_TIMEOUT, Machine, MachineError, MachineHome, MachineName, Survivor, decision};
 use serde::Serialize;
+use tokio::task::JoinSet;
 
 use super::Machines;
 use super::protection::decide_by_etcd;
@@ -207,6 +208,11 @@ impl Machines {
                 let remedy = "where it is certain that it does not run there, and never will: --force";
                 Err(failed(format!("{reason}; {remedy}")).into())
             }
+            Err(Unanswered::Unreachable(reason)) if has_gone_on(home, &departure).await => {
+                let key = decision(home.name(), &departure.token);
+                let remedy = "where that host is gone for good, remove that word first: etcdctl del";
+                Err(failed(format!("{reason}; etcd has decided that it goes on there; {remedy} {key}")).into())
+            }
             Ok(Gone::Lost(_)) | Err(Unanswered::Unreachable(_)) => {
                 self.take_back(&machine, &departure).await?;
                 Ok(format!("{name} goes on here"))
@@ -233,6 +239,8 @@ impl Machines {
     /// Gives machines another keeper that need one and whose own has died, and removes what has come to nothing; until
     /// it is dropped.
     pub(crate) async fn look_after_migrations(&self) {
+        // Those are asked about beside: other hosts and etcd may be silent for long.
+        let mut undecided = JoinSet::new();
         loop {
             match MachineHome::names(&self.directory.machines()) {
                 Ok(names) => {
@@ -240,12 +248,18 @@ impl Machines {
                     for home in homes() {
                         self.give_keeper(home).await;
                     }
-                    // Behind them: other hosts are asked, and may be silent for long.
-                    for home in homes().filter(Self::is_undecided) {
-                        if let Err(error) = Machine::new(home, self.user.clone()).resolve_departure().await {
-                            tracing::warn!(%error, "whether a machine's copy goes on is not known");
+                    while let Some(decided) = undecided.try_join_next() {
+                        if let Ok(Err(error)) = decided {
+                            tracing::warn!(%error, "whether a machine's copy goes on is not written down");
                         }
                     }
+                    if undecided.is_empty() {
+                        let machines = homes().map(|home| Machine::new(home, self.user.clone()));
+                        for machine in machines.filter(Machine::is_undecided) {
+                            undecided.spawn(async move { machine.resolve_departure().await });
+                        }
+                    }
+                    // Behind them: other hosts are asked, and may be silent for long.
                     for home in homes().filter(|home| Arrival::is_broken_off(home) && !home.has_keeper()) {
                         self.clear(&home, Duration::ZERO).await;
                     }
@@ -254,13 +268,6 @@ impl Machines {
             }
             tokio::time::sleep(CARE_INTERVAL).await;
         }
-    }
-
-    /// Nothing of it runs, and whether its copy elsewhere goes on is for etcd to decide, which was away then.
-    fn is_undecided(home: &MachineHome) -> bool {
-        let is_etcds =
-            || Departure::protecting(home).is_ok_and(|known| known.is_some_and(|known| known.etcd().is_some()));
-        is_etcds() && !home.has_keeper() && home.process_id().is_none()
     }
 
     async fn give_keeper(&self, home: MachineHome) {
@@ -359,6 +366,12 @@ pub(super) async fn decide(machine: &Machine, record: &Arrival, goes: bool) -> R
         }
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
+}
+
+/// Whether etcd has decided that a copy goes on; else it has now that it never does, where it answers.
+async fn has_gone_on(home: &MachineHome, departure: &Departure) -> bool {
+    let Some(etcd) = departure.etcd() else { return false };
+    etcd.decide(home.name(), &departure.token, Survivor::Source).await == Ok(Survivor::Copy)
 }
 
 #[cfg(test)]

@@ -77,13 +77,14 @@ impl Machines {
             Err(Unanswered::Unreachable(_) | Unanswered::Silent(_)) if !is_followed => {
                 decide_by_etcd(&machine, &record).await
             }
+            Ok(Verdict::Unknown) if force && !is_followed => decide_by_etcd(&machine, &record).await,
             _ => None,
         };
         match answered {
             Ok(Verdict::Given) => {}
             Ok(Verdict::Kept) => return Err(refused("it goes on where it is".to_owned()).into()),
-            Err(_) if of_etcd == Some(Survivor::Copy) => {}
-            Err(_) if of_etcd == Some(Survivor::Source) => {
+            _ if of_etcd == Some(Survivor::Copy) => {}
+            _ if of_etcd == Some(Survivor::Source) => {
                 return Err(refused("etcd has decided that it goes on where it is".to_owned()).into());
             }
             // One that answers may run it.

@@ -14,10 +14,11 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use hyper::body::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use crate::MachineName;
 
@@ -26,9 +27,6 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// For how long a copy is known that was introduced: longer than its host takes to answer the order.
 const INTRODUCTION_S: u64 = 120;
-
-/// Members that are asked, at most.
-const ENDPOINTS_MAX: usize = 9;
 
 /// Where etcd listens for clients.
 const PORT: u16 = 2379;
@@ -75,7 +73,7 @@ impl std::str::FromStr for Endpoint {
             _ => return Err(refused()),
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
-        let is_word = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:[]%".contains(&byte);
+        let is_word = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:[]".contains(&byte);
         if rest.is_empty() || !rest.bytes().all(is_word) {
             return Err(refused());
         }
@@ -118,12 +116,6 @@ struct Lease {
 }
 
 #[derive(Debug, Deserialize)]
-struct Put {
-    #[serde(rename = "header")]
-    _header: Value,
-}
-
-#[derive(Debug, Deserialize)]
 struct Transaction {
     /// Left out where it is false.
     #[serde(default)]
@@ -147,6 +139,17 @@ struct Pair {
     value: String,
 }
 
+impl Pair {
+    fn survivor(self) -> Result<Survivor, String> {
+        let value = STANDARD.decode(self.value).ok();
+        value.as_deref().and_then(Survivor::parse).ok_or_else(Pair::unknown)
+    }
+
+    fn unknown() -> String {
+        "etcd answers what nobody of us has written".to_owned()
+    }
+}
+
 /// A cluster of etcd, as one host reaches it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Etcd {
@@ -158,29 +161,39 @@ impl Etcd {
     /// By these members, of which one is enough that is connected to most others, and these keys of the host, as
     /// `onecopy host keys` makes them. None: no members.
     pub fn of(endpoints: &[Endpoint], keys: impl Into<PathBuf>) -> Option<Etcd> {
-        let endpoints: Vec<Endpoint> = endpoints.iter().take(ENDPOINTS_MAX).cloned().collect();
-        (!endpoints.is_empty()).then(|| Etcd { endpoints, keys: keys.into() })
+        (!endpoints.is_empty()).then(|| Etcd { endpoints: endpoints.to_owned(), keys: keys.into() })
     }
 
     /// Has it know a copy for a while, so that the copy's host sees that its etcd is the same one. The cluster's number
     /// does not tell that: clusters of one member that nobody configured have all the same.
     ///
     /// # Errors
-    /// In words: no member answers.
+    /// In words: no member answers, or they are not of one cluster.
     pub async fn introduce(&self, token: &str) -> Result<(), String> {
         let lease: Lease = self.ask("/v3/lease/grant", &json!({ "TTL": INTRODUCTION_S.to_string() })).await?;
         let (key, value) = (STANDARD.encode(introduction(token)), STANDARD.encode("copied"));
         let put = json!({ "key": key, "value": value, "lease": lease.id });
-        self.ask::<Put>("/v3/kv/put", &put).await.map(drop)
+        let _: Value = self.ask("/v3/kv/put", &put).await?;
+        match self.is_introduced(token).await? {
+            true => Ok(()),
+            false => Err("these members of etcd are not of one cluster".to_owned()),
+        }
     }
 
-    /// Whether it knows a copy that was introduced just now.
+    /// Whether each member that answers knows a copy that was introduced just now.
     ///
     /// # Errors
     /// In words: no member answers.
     pub async fn is_introduced(&self, token: &str) -> Result<bool, String> {
-        let range: Range = self.ask("/v3/kv/range", &json!({ "key": STANDARD.encode(introduction(token)) })).await?;
-        Ok(!range.kvs.is_empty())
+        let mut asked = self.begin("/v3/kv/range", &json!({ "key": STANDARD.encode(introduction(token)) }));
+        let (mut known, mut reasons) = (Vec::new(), Vec::new());
+        while let Some(answered) = asked.join_next().await {
+            match understand::<Range>(answered) {
+                Ok(range) => known.push(!range.kvs.is_empty()),
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        if known.is_empty() { Err(unanswered(reasons)) } else { Ok(known.into_iter().all(|known| known)) }
     }
 
     /// Has this copy of this machine be decided so, unless it was decided before; how it is, from now on for ever.
@@ -188,7 +201,7 @@ impl Etcd {
     /// # Errors
     /// In words: that is not known. It may be decided so later.
     pub async fn decide(&self, machine: &MachineName, token: &str, survivor: Survivor) -> Result<Survivor, String> {
-        let key = STANDARD.encode(format!("onecopy/protected/{machine}/{token}"));
+        let key = STANDARD.encode(decision(machine, token));
         let transaction = json!({
             "compare": [{ "key": key, "target": "CREATE", "result": "EQUAL", "create_revision": "0" }],
             "success": [{ "request_put": { "key": key, "value": STANDARD.encode(survivor.as_str()) } }],
@@ -199,16 +212,33 @@ impl Etcd {
             return Ok(survivor);
         }
         let range = answer.responses.into_iter().next().and_then(|response| response.response_range);
-        let value = range.and_then(|range| range.kvs.into_iter().next()).map(|pair| pair.value);
-        let value = value.and_then(|value| STANDARD.decode(value).ok());
-        value
-            .as_deref()
-            .and_then(Survivor::parse)
-            .ok_or_else(|| "etcd answers what nobody of us has written".to_owned())
+        range.and_then(|range| range.kvs.into_iter().next()).ok_or_else(Pair::unknown)?.survivor()
+    }
+
+    /// How it was decided of this copy; none: it was not, yet.
+    ///
+    /// # Errors
+    /// In words: that is not known.
+    pub async fn decided(&self, machine: &MachineName, token: &str) -> Result<Option<Survivor>, String> {
+        let range: Range =
+            self.ask("/v3/kv/range", &json!({ "key": STANDARD.encode(decision(machine, token)) })).await?;
+        range.kvs.into_iter().next().map(Pair::survivor).transpose()
     }
 
     /// Asks all members at once, of which some may be lost; what the first one says that answers.
     async fn ask<T: DeserializeOwned>(&self, path: &'static str, body: &Value) -> Result<T, String> {
+        let mut asked = self.begin(path, body);
+        let mut reasons = Vec::new();
+        while let Some(answered) = asked.join_next().await {
+            match understand(answered) {
+                Ok(answer) => return Ok(answer),
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        Err(unanswered(reasons))
+    }
+
+    fn begin(&self, path: &'static str, body: &Value) -> JoinSet<Result<Bytes, String>> {
         let mut asked = JoinSet::new();
         for endpoint in &self.endpoints {
             let (endpoint, keys, body) = (endpoint.clone(), self.keys.clone(), body.to_string());
@@ -220,18 +250,24 @@ impl Etcd {
                     .map_err(|reason| format!("{endpoint}: {reason}"))
             });
         }
-        let mut reasons = Vec::new();
-        while let Some(answer) = asked.join_next().await {
-            match answer.map_err(|error| error.to_string()).and_then(|answer| answer) {
-                Ok(answer) => match serde_json::from_slice(&answer) {
-                    Ok(answer) => return Ok(answer),
-                    Err(error) => reasons.push(format!("it answers what etcd does not: {error}")),
-                },
-                Err(reason) => reasons.push(reason),
-            }
-        }
-        Err(format!("etcd does not answer ({})", reasons.join("; ")))
+        asked
     }
+}
+
+fn understand<T: DeserializeOwned>(answered: Result<Result<Bytes, String>, JoinError>) -> Result<T, String> {
+    let answer = answered.map_err(|error| error.to_string())??;
+    serde_json::from_slice(&answer).map_err(|error| format!("it answers what etcd does not: {error}"))
+}
+
+fn unanswered(mut reasons: Vec<String>) -> String {
+    // Whichever failed first: who tells what has changed tells that once.
+    reasons.sort();
+    format!("etcd does not answer ({})", reasons.join("; "))
+}
+
+/// The key of what is decided of a copy.
+pub fn decision(machine: &MachineName, token: &str) -> String {
+    format!("onecopy/protected/{machine}/{token}")
 }
 
 /// The key by which a copy's host finds that both have the same etcd.

@@ -41,6 +41,7 @@ fn a_member_is_a_url() {
         "http://::1",
         "http://a\r\nb",
         "ftp://a",
+        "http://[fe80::1%1]",
     ] {
         let refused = url.parse::<Endpoint>().unwrap_err();
         assert!(refused.contains("give http://HOST[:PORT]"), "{url}: {refused}");
@@ -72,9 +73,14 @@ async fn p6_etcd_gives_one_answer_to_both_hosts() {
     assert_eq!(there.decide(&web(), "another", Survivor::Copy).await.unwrap(), Survivor::Copy);
     assert_eq!(here.decide(&"db".parse().unwrap(), "another", Survivor::Source).await.unwrap(), Survivor::Source);
 
-    // Another etcd knows nothing of it.
+    assert_eq!(here.decided(&web(), "another").await.unwrap(), Some(Survivor::Copy));
+    assert_eq!(here.decided(&web(), "a third").await.unwrap(), None);
+    // Another etcd knows nothing of it, and is no member of this one.
     let other = EtcdServer::start();
     assert!(!plain(&[other.url()]).is_introduced("one").await.unwrap());
+    let mixed = plain(&[server.url(), other.url()]);
+    assert!(!mixed.is_introduced("one").await.unwrap());
+    assert!(mixed.introduce("two").await.unwrap_err().contains("not of one cluster"));
     // One that says nothing holds nobody for long, and what was decided is there still when it goes on.
     let frozen = Frozen::of([server.process()]);
     let begun = Instant::now();

@@ -17,7 +17,7 @@ use super::state::Keeper;
 use crate::desired_state::{self, DesiredState, Found};
 use crate::migration::{self, Departure, DepartureState, Gone, HostOrder};
 use crate::network_holder::{NetworkClient, Request as NetworkRequest, is_to_hold};
-use crate::{Etcd, MachineError, MachineHome, Survivor, hypervisor_failed};
+use crate::{Etcd, MachineError, MachineHome, Survivor, decision, hypervisor_failed};
 
 /// How long what copies a machine may take to see that it has ended.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
@@ -51,6 +51,7 @@ pub(super) async fn forget_left(keeper: &Arc<Keeper>, machine: &Machine) -> Resu
 pub(super) async fn run_alone(keeper: &Arc<Keeper>, machine: &Machine, departure: &Departure) -> Result<(), String> {
     let home = keeper.home();
     let may_be_fenced_until = Instant::now() + ALONE_AFTER;
+    let mut told = String::new();
     loop {
         if desired_state::is_migrated(home) {
             return Err("it was given away".to_owned());
@@ -93,11 +94,14 @@ pub(super) async fn run_alone(keeper: &Arc<Keeper>, machine: &Machine, departure
                 tracing::warn!(reason, "its copy is given up, for a person has said that it never goes on");
             }
             Fate::NotKnown(reason) => {
-                tracing::warn!(reason, "what the machine sends is held: its copy may go on");
-                keeper.change_protection(|status| {
-                    let reason = format!("what it sends is held, for its copy may go on: {reason}");
-                    (status.state, status.reason) = (ProtectionState::Unprotected, Some(reason));
-                });
+                if reason != told {
+                    tracing::warn!(reason, "what the machine sends is held: its copy may go on");
+                    keeper.change_protection(|status| {
+                        let reason = format!("what it sends is held, for its copy may go on: {reason}");
+                        (status.state, status.reason) = (ProtectionState::Unprotected, Some(reason));
+                    });
+                    told = reason;
+                }
                 tokio::time::sleep(DEATH_LOOK).await;
                 continue;
             }
@@ -210,9 +214,11 @@ async fn resolve(keeper: &Keeper, ending: &Ending, was_asked: bool) {
         // Nobody takes it for one that has died, who looks while that is asked.
         return tracing::error!(%error, "it is not written down that the machine was switched off");
     }
-    let noted = if goes_on { departure.hand_over(home) } else { undo(home, &departure).await };
-    if let Err(error) = noted {
-        return tracing::error!(%error, "it is not written down where the machine goes on");
+    let noted = if goes_on { departure.hand_over(home).map(|()| None) } else { undo(home, &departure).await };
+    match noted {
+        Ok(None) => {}
+        Ok(Some(reason)) => tracing::warn!(reason, "whether the machine's copy goes on is not known"),
+        Err(error) => return tracing::error!(%error, "it is not written down where the machine goes on"),
     }
     if !desired_state::is_migrated(home) {
         return;
@@ -238,7 +244,10 @@ async fn resolve(keeper: &Keeper, ending: &Ending, was_asked: bool) {
 
 /// The copy of a machine that has ended never goes on, or the machine is handed over, where etcd has decided so before.
 /// Where that is not known nothing is written down: the next start, or this host's daemon, asks again.
-async fn undo(home: &MachineHome, departure: &Departure) -> Result<(), MachineError> {
+///
+/// # Errors
+/// Those of writing it down. Ok: why it is not known.
+async fn undo(home: &MachineHome, departure: &Departure) -> Result<Option<String>, MachineError> {
     let mut known = departure.clone();
     loop {
         let fate = match known.etcd() {
@@ -249,28 +258,50 @@ async fn undo(home: &MachineHome, departure: &Departure) -> Result<(), MachineEr
             Fate::Void => match (known.forget_copy(home), Departure::of_copy(home)?) {
                 // It has become whole meanwhile, and etcd is to be asked.
                 (Err(_), Some(now)) if now.token == known.token && now.is_whole && !known.is_whole => known = now,
-                (forgotten, _) => return forgotten,
+                (forgotten, _) => return forgotten.map(|()| None),
             },
-            Fate::Runs | Fate::GoesOn => return known.hand_over(home),
-            Fate::NotKnown(reason) => {
-                tracing::warn!(reason, "whether the machine's copy goes on is not known");
-                return Ok(());
+            Fate::Runs => {
+                known.hand_over(home)?;
+                Departure { state: DepartureState::Gone, ..known }.conclude(home)?;
+                return Ok(None);
             }
+            Fate::GoesOn => return known.hand_over(home).map(|()| None),
+            Fate::NotKnown(reason) => return Ok(Some(reason)),
         }
     }
 }
 
-/// Writes down what becomes of a machine that does not run, and after which nobody looks: as
-/// [`Departure::resolve_ended`], which asks nobody.
+/// The copy of a machine of which nothing runs, where it is not known whether it goes on: it was switched off and etcd
+/// has not decided, or etcd has, and the copy's host has not said that it runs.
 ///
 /// # Errors
-/// As there.
-pub(crate) async fn resolve_ended(home: &MachineHome) -> Result<(), MachineError> {
-    let departure = Departure::protecting(home)?.filter(|departure| departure.etcd().is_some());
-    match departure {
-        Some(departure) if !desired_state::was_to_go_on(home)? => undo(home, &departure).await,
-        _ => Departure::resolve_ended(home),
+/// As [`Departure::of`].
+pub(crate) fn undecided(home: &MachineHome) -> Result<Option<Departure>, MachineError> {
+    let departure = Departure::with_copy(home)?.filter(|departure| departure.etcd().is_some());
+    let is_off = || desired_state::is_migrated(home) || !desired_state::was_to_go_on(home).unwrap_or(true);
+    Ok(departure.filter(|_| is_off()))
+}
+
+/// Has that decided, and writes it down; nothing of it begins meanwhile, before it has asked, too.
+///
+/// # Errors
+/// Those of writing it down.
+pub(crate) async fn decide_undecided(home: &MachineHome) -> Result<(), MachineError> {
+    let Some(departure) = undecided(home)? else { return Ok(()) };
+    if !desired_state::is_migrated(home)
+        && let Some(reason) = undo(home, &departure).await?
+    {
+        tracing::debug!(reason, "whether the copy of a machine that was switched off goes on is not known");
+        return Ok(());
     }
+    let order = HostOrder::Go(departure.which(home));
+    let asking = migration::ask_soon::<Gone>(&departure.to, &departure.keys, &order, COPY_ANSWER);
+    if desired_state::is_migrated(home)
+        && let Ok(Gone::Running(_)) = asking.await
+    {
+        Departure { state: DepartureState::Gone, ..departure }.conclude(home)?;
+    }
+    Ok(())
 }
 
 /// Before a machine is started: nobody else goes on with it. One that has died goes on at its backup.
@@ -325,39 +356,51 @@ pub(crate) async fn forget_backup(
     force: bool,
 ) -> Result<(), MachineError> {
     let order = HostOrder::Discard(departure.which(home));
-    let forget = || match desired_state::is_migrated(home) {
+    // As it is now: what another one decides meanwhile is not undone.
+    let is_migrated = desired_state::is_migrated(home);
+    let forget = || match is_migrated {
         true => departure.take_back(home, user),
         false => departure.forget_copy(home),
     };
-    match migration::ask::<Gone>(&departure.to, &departure.keys, &order).await {
-        Ok(Gone::Lost(_)) => forget(),
+    let reason = match migration::ask::<Gone>(&departure.to, &departure.keys, &order).await {
+        Ok(Gone::Lost(_)) => return forget(),
         Ok(Gone::Running(_)) => {
-            if !desired_state::is_migrated(home) {
+            if !is_migrated {
                 departure.hand_over(home)?;
             }
             Departure { state: DepartureState::Gone, ..departure.clone() }.conclude(home)?;
-            Err(MachineError::Moved { name: home.name().clone() })
+            return Err(MachineError::Moved { name: home.name().clone() });
         }
-        Err(reason) => {
-            // Handed over, it may have gone on there without etcd.
-            let of_etcd = match departure.etcd().filter(|_| !desired_state::is_migrated(home)) {
-                Some(etcd) => match etcd.decide(home.name(), &departure.token, Survivor::Source).await {
-                    Ok(Survivor::Source) => return forget(),
-                    Ok(Survivor::Copy) => {
-                        departure.hand_over(home)?;
-                        let reason = format!("{reason}; etcd has decided that it goes on there");
-                        // Not by force, either, before that is known to who gives it.
-                        return Err(not_known(home, departure, &reason));
-                    }
-                    Err(of_etcd) => format!("; {of_etcd}"),
-                },
-                None => String::new(),
-            };
-            match force {
-                true => forget(),
-                false => Err(not_known(home, departure, &format!("{reason}{of_etcd}"))),
+        Err(reason) => reason,
+    };
+    let decided = match &departure.etcd() {
+        None => Ok(None),
+        // Handed over, it may have gone on there without etcd: that is for a person to say.
+        Some(etcd) if is_migrated && !force => etcd.decided(home.name(), &departure.token).await,
+        Some(etcd) => etcd.decide(home.name(), &departure.token, Survivor::Source).await.map(Some),
+    };
+    let of_etcd = match decided {
+        Ok(Some(Survivor::Source)) if !is_migrated => return forget(),
+        Ok(Some(Survivor::Copy)) => {
+            if !is_migrated {
+                departure.hand_over(home)?;
             }
+            let (name, key) = (home.name(), decision(home.name(), &departure.token));
+            return Err(MachineError::Protection {
+                machine: name.to_string(),
+                to: departure.to.clone(),
+                reason: format!(
+                    "{reason}; etcd has decided that it goes on there; where that host is gone for good: etcdctl del \
+                     {key}, and then onecopy vm unprotect {name} --force"
+                ),
+            });
         }
+        Ok(_) => String::new(),
+        Err(of_etcd) => format!("; {of_etcd}"),
+    };
+    match force {
+        true => forget(),
+        false => Err(not_known(home, departure, &format!("{reason}{of_etcd}"))),
     }
 }
 
@@ -505,7 +548,7 @@ mod tests {
         let stale = Departure { is_whole: false, ..departure.clone() };
         let error = stale.forget_copy(home).unwrap_err().to_string();
         assert!(error.contains("has become whole"), "{error}");
-        undo(home, &stale).await.unwrap();
+        assert_eq!(undo(home, &stale).await.unwrap(), None);
         assert_eq!(state_of(home), (DepartureState::Kept, false));
         assert_eq!(etcd.decide(home.name(), "one", Survivor::Copy).await.unwrap(), Survivor::Source);
 
@@ -515,8 +558,9 @@ mod tests {
         let refused = forget_backup(home, user, &another, true).await.unwrap_err().to_string();
         assert!(refused.contains("etcd has decided that it goes on there"), "{refused}");
         assert_eq!(state_of(home), (DepartureState::Begun, true));
-        forget_backup(home, user, &another, true).await.unwrap();
-        assert_eq!(state_of(home), (DepartureState::Kept, false));
+        let refused = forget_backup(home, user, &another, true).await.unwrap_err().to_string();
+        assert!(refused.contains("etcdctl del onecopy/protected/web/another"), "{refused}");
+        assert_eq!(state_of(home), (DepartureState::Begun, true));
     }
 
     /// Nobody who looks while that is asked takes it for one that has died, and lets its copy go on.
@@ -556,7 +600,7 @@ mod tests {
             if let Some(wish) = wish {
                 departure.etcd().unwrap().decide(home.name(), "one", wish).await.unwrap();
             }
-            resolve_ended(home).await.unwrap();
+            decide_undecided(home).await.unwrap();
             let expected = match wish {
                 None => (DepartureState::Begun, false),
                 Some(Survivor::Source) => (DepartureState::Kept, false),

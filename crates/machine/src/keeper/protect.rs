@@ -232,6 +232,9 @@ async fn session(
 ) -> Result<(), String> {
     let home = keeper.home();
     forget_left(keeper, machine).await?;
+    if protecting.is_cancelled.load(Ordering::Acquire) {
+        return Err("it was cancelled".to_owned());
+    }
     let migration = as_migration(order);
     let configuration = home.configuration().map_err(words)?;
     checkpoint::check_runs(home, machine).map_err(words)?;

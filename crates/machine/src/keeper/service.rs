@@ -101,6 +101,13 @@ impl Keeper {
 
     /// Ends its protection; returns when nothing of it is left here.
     async fn unprotect(self: &Arc<Keeper>, force: bool) -> Result<(), MachineError> {
+        let refused = |reason: String| {
+            let (machine, to) = (self.home.name().to_string(), "its backup".to_owned());
+            MachineError::Protection { machine, to, reason }
+        };
+        if self.stands_by() {
+            return Err(refused(self.is_copy()));
+        }
         // First: no later keeper begins again.
         protect::forget_wanted(&self.home)?;
         if force {
@@ -108,19 +115,18 @@ impl Keeper {
         }
         self.cancel_protection();
         let ended = async {
-            while self.is_protected() {
-                tokio::time::sleep(PROTECTION_LOOK_INTERVAL).await;
-            }
-            match self.machine.get() {
-                Some(machine) => {
-                    let forgotten = backup_copy::forget_left(self, machine).await;
-                    if forgotten.is_err() {
-                        conclude::if_given(self, machine);
-                    }
-                    forgotten
+            // A keeper that just begins has not reached it yet.
+            let machine = loop {
+                match self.machine.get().filter(|_| !self.is_protected()) {
+                    Some(machine) => break machine,
+                    None => tokio::time::sleep(PROTECTION_LOOK_INTERVAL).await,
                 }
-                None => Ok(()),
+            };
+            let forgotten = backup_copy::forget_left(self, machine).await;
+            if forgotten.is_err() {
+                conclude::if_given(self, machine);
             }
+            forgotten
         };
         let ended = tokio::time::timeout(UNPROTECT_TIMEOUT, ended).await.unwrap_or_else(|_| {
             let reason = self.status().protection.as_ref().and_then(|status| status.reason.clone());
@@ -129,10 +135,16 @@ impl Keeper {
         if desired_state::is_migrated(&self.home) {
             return Err(MachineError::Moved { name: self.home.name().clone() });
         }
-        ended.map_err(|reason| {
-            let (machine, to) = (self.home.name().to_string(), "its backup".to_owned());
-            MachineError::Protection { machine, to, reason }
-        })
+        ended.map_err(refused)
+    }
+
+    /// Why that is not done with it.
+    fn is_copy(&self) -> String {
+        let name = self.home.name();
+        format!(
+            "it is a copy that stands by for a machine elsewhere; to give it up: onecopy vm unprotect {name} at that \
+             machine's host, or here onecopy vm migrate {name} --abandon"
+        )
     }
 
     /// Lets the machine go on at the host that protects it by this token; returns when it was given away, or is not.
@@ -261,13 +273,7 @@ impl Keeper {
             KeeperRequest::Decide { token, goes } => self.decide(&token, goes),
             // It was seen to before.
             KeeperRequest::Receive {} => failed("nobody comes over this connection".to_owned()),
-            KeeperRequest::Stop { .. } if self.stands_by() => {
-                let name = self.home.name();
-                failed(format!(
-                    "it is a copy that stands by for a machine elsewhere; to give it up: onecopy vm unprotect {name} \
-                     at that machine's host, or here onecopy vm migrate {name} --abandon"
-                ))
-            }
+            KeeperRequest::Stop { .. } if self.stands_by() => failed(self.is_copy()),
             KeeperRequest::Stop { force, timeout_ms } => {
                 let (done, ended) = oneshot::channel();
                 let stop = Stop { force, timeout: Duration::from_millis(timeout_ms), done };

@@ -213,6 +213,13 @@ async fn ask_until_decided<'a>(
     unreached: &mut Option<Instant>,
 ) -> Asked<'a> {
     let order = HostOrder::Verdict(record.which(home));
+    let mut told = String::new();
+    let mut tell = |reason: String| {
+        if reason != told {
+            tracing::warn!(origin = record.origin, reason, "whether the machine was given away is not known");
+            told = reason;
+        }
+    };
     loop {
         let asked = Instant::now();
         let (origin, keys, etcd) = (&record.origin, &record.keys, record.etcd());
@@ -224,17 +231,20 @@ async fn ask_until_decided<'a>(
             Ok(Verdict::Undecided | Verdict::Unknown) => false,
             Ok(verdict) => return Asked::Verdict(verdict),
             Err(reason) => {
-                tracing::info!(origin = record.origin, %reason, "whether the machine was given away is not known");
                 // Where etcd decides nothing is lost by one that has died in the middle.
-                matches!(reason, Unanswered::Unreachable(_))
-                    || etcd.is_some() && matches!(reason, Unanswered::Silent(_))
+                let is_silent = etcd.is_some() && matches!(reason, Unanswered::Silent(_));
+                let is_unreached = matches!(reason, Unanswered::Unreachable(_)) || is_silent;
+                if etcd.is_none() || !is_unreached {
+                    tell(reason.to_string());
+                }
+                is_unreached
             }
         };
         if let Some(etcd) = etcd.filter(|_| is_unreached) {
             match etcd.decide(home.name(), &record.token, Survivor::Copy).await {
                 Ok(Survivor::Copy) => return Asked::Verdict(Verdict::Given),
                 Ok(Survivor::Source) => return Asked::Verdict(Verdict::Kept),
-                Err(reason) => tracing::warn!(reason, "whether the machine goes on here is not known"),
+                Err(reason) => tell(reason),
             }
         }
         *unreached = is_unreached.then(|| unreached.unwrap_or(asked));

@@ -93,9 +93,23 @@ impl Machine {
     /// [`MachineError::Directory`].
     pub async fn resolve_departure(&self) -> Result<(), MachineError> {
         match self.take_keeper_lock().await? {
-            Some(_lock) if self.home.find_process()?.is_none() => backup_copy::resolve_ended(&self.home).await,
+            Some(lock) if self.home.find_process()?.is_none() => match backup_copy::undecided(&self.home)? {
+                None => Departure::resolve_ended(&self.home),
+                Some(_) => {
+                    // Others are asked, and nobody waits for that.
+                    drop(lock);
+                    backup_copy::decide_undecided(&self.home).await
+                }
+            },
             _ => Ok(()),
         }
+    }
+
+    /// Nothing of it runs, nobody looks after it, and whether its copy elsewhere goes on was for etcd to decide, which
+    /// has not, or the copy's host has not said what came of it.
+    pub fn is_undecided(&self) -> bool {
+        let is_undecided = || backup_copy::undecided(&self.home).is_ok_and(|known| known.is_some());
+        !self.home.has_keeper() && self.process_id().is_none() && is_undecided()
     }
 
     /// Of a machine that does not run and was protected: asks the other host whether it goes on there, and writes that

@@ -76,6 +76,9 @@ fn lines(summary: &MachineSummary, text: &mut String) {
     if let Some(protection) = &machine.protection {
         let _ = writeln!(text, "  {}", protect::line(protection));
     }
+    if machine.in_doubt {
+        let _ = writeln!(text, "  it is not known here on which host it goes on");
+    }
     if let Some(failure) = machine.network.as_ref().and_then(|network| network.failure.as_ref()) {
         let _ = writeln!(text, "  its guest has not got its addresses: {}", failure.trim());
     }

@@ -134,14 +134,32 @@ fn t55_hosts_that_have_lost_each_other_agree_by_etcd_on_one() {
         protect(here, there, &by_etcd).ok();
     }
     wait_protected(here);
-    let _silent = Frozen::of([etcd.process()]);
-    let way = cut([here, there]);
+    let (silent, way) = (Frozen::of([etcd.process()]), cut([here, there]));
     until("its answers are held", || {
         here.1.machine("web")["protection"]["reason"].as_str().is_some_and(|reason| reason.contains("--force"))
     });
     there.1.directory.run(&["vm", "migrate", "web", "--abandon"]).ok();
     here.1.directory.run(&["vm", "unprotect", "web", "--force"]).ok();
     client.goes_on("a person has decided");
-    drop(way);
+    drop((way, silent));
+    protect(here, there, &by_etcd).ok();
+
+    // It is switched off while nobody can decide: that is seen to by whoever is there first, and by both alike.
+    let (silent, way) = (Frozen::of([etcd.process()]), cut([here, there]));
     here.1.directory.run(&["vm", "stop", "web", "--force"]).ok();
+    assert_eq!(here.1.machine("web")["in_doubt"], true);
+    let listed = here.1.directory.run(&["vm", "list"]).ok();
+    assert!(listed.contains("not known here on which host"), "{listed}");
+    let refused = here.1.directory.run(&["vm", "start", "web"]).refused(1);
+    assert!(refused.contains("onecopy vm unprotect web --force"), "{refused}");
+    drop((silent, way));
+    let record = here.1.home("web").join("migration.json");
+    until("it is decided, and what came of it known", || {
+        let record = std::fs::read_to_string(&record).expect("it was protected");
+        record.contains(r#""state":"kept""#) || record.contains(r#""state":"gone""#)
+    });
+    assert_eq!(here.1.machine("web")["in_doubt"], false);
+    let goes_on = here.1.machine("web")["state"] == "migrated";
+    until("that is done", || there.1.process("web", "qemu.pid").is_some() == goes_on);
+    there.1.directory.run(&["vm", "stop", "web", "--force"]);
 }
