@@ -208,7 +208,7 @@ impl Machines {
                 let remedy = "where it is certain that it does not run there, and never will: --force";
                 Err(failed(format!("{reason}; {remedy}")).into())
             }
-            Err(Unanswered::Unreachable(reason)) if has_gone_on(home, &departure).await => {
+            Err(Unanswered::Unreachable(reason)) if is_decided_for_copy(home, &departure).await => {
                 let key = decision(home.name(), &departure.token);
                 let remedy = "where that host is gone for good, remove that word first: etcdctl del";
                 Err(failed(format!("{reason}; etcd has decided that it goes on there; {remedy} {key}")).into())
@@ -369,7 +369,7 @@ pub(super) async fn decide(machine: &Machine, record: &Arrival, goes: bool) -> R
 }
 
 /// Whether etcd has decided that a copy goes on; else it has now that it never does, where it answers.
-async fn has_gone_on(home: &MachineHome, departure: &Departure) -> bool {
+async fn is_decided_for_copy(home: &MachineHome, departure: &Departure) -> bool {
     let Some(etcd) = departure.etcd() else { return false };
     etcd.decide(home.name(), &departure.token, Survivor::Source).await == Ok(Survivor::Copy)
 }

@@ -1,6 +1,6 @@
 //! etcd decides on which of its two hosts a protected machine goes on, where they have lost each other: one key for
 //! each copy, which whoever is first creates, and nobody changes. No clock has a part in it, and etcd is not asked
-//! while both hosts see each other.
+//! while the other host answers, but when a copy begins.
 //!
 //! The key is `onecopy/protected/<machine>/<token>`, its value `source` or `copy`. Requests are the JSON form of etcd's
 //! API version 3, which etcd serves from 3.4 on beside gRPC, on the same port (etcd documentation, *gRPC gateway*).

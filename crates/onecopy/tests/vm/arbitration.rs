@@ -8,8 +8,8 @@ use onecopy_testing::{EtcdServer, Frozen};
 use crate::checkpoints::is_left_out;
 use crate::machines::{MachineDirectory, until};
 use crate::migration::Hosts;
-use crate::network::{Client, ECHO, make_network};
-use crate::protection::{BOOT, LOG, Side, WRITER, Writer, check, die, logged, protect, wait_protected};
+use crate::network::{Client, make_network};
+use crate::protection::{Side, Writer, check, die, logged, make_web, protect, wait_protected};
 
 /// How long nobody may be answered where nothing is decided: longer than either side takes to miss the other one.
 const UNDECIDED: Duration = Duration::from_secs(12);
@@ -36,13 +36,7 @@ fn t55_hosts_that_have_lost_each_other_agree_by_etcd_on_one() {
     let (etcd, another) = (EtcdServer::start(), EtcdServer::start());
     let options = |_: &MachineDirectory| ["--bridge", "br0", "--etcd", etcd.url()].map(OsString::from).to_vec();
     let mut hosts = Hosts::both(options);
-    let network = "--network=bridge=br0,address=192.0.2.10/24,gateway=192.0.2.1";
-    let create = ["vm", "create", "web", "--memory=256MB", "--disk=4GB", "--checkpoints", network, "--start"];
-    hosts.here.1.directory.run(&create).ok();
-    for program in [ECHO, LOG, WRITER] {
-        hosts.here.1.guest("web", program);
-    }
-    let boot = hosts.here.1.guest("web", BOOT);
+    let boot = make_web(&hosts.here);
     let (client, writer) = (Client::connect("192.0.2.10"), Writer::connect("192.0.2.10", 1));
     let by_etcd = ["--etcd", etcd.url()];
     for (options, reason) in [

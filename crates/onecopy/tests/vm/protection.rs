@@ -19,15 +19,15 @@ use crate::network::{Client, ECHO, interfaces, make_network};
 
 pub type Side = (Host, MachineDirectory);
 
-pub const BOOT: &str = "cat /proc/sys/kernel/random/boot_id";
+const BOOT: &str = "cat /proc/sys/kernel/random/boot_id";
 
 /// Numbers that follow one another, in memory and on the disk, a hundred a second.
-pub const WRITER: &str = "for p in /dev/shm /root; do setsid perl -e '$| = 1; \
+const WRITER: &str = "for p in /dev/shm /root; do setsid perl -e '$| = 1; \
                       while (1) { print ++$i, \"\\n\"; select undef, undef, undef, 0.01 }' \
                       > $p/numbers 2>/dev/null < /dev/null & done";
 
 /// A server in the guest that writes each line to its disk, and answers with it then.
-pub const LOG: &str = "setsid perl -MIO::Socket::INET -MIO::Handle -e '$SIG{CHLD}=\"IGNORE\"; \
+const LOG: &str = "setsid perl -MIO::Socket::INET -MIO::Handle -e '$SIG{CHLD}=\"IGNORE\"; \
      $l = IO::Socket::INET->new(LocalPort => 9, Listen => 5, ReuseAddr => 1) or die; \
      while ($c = $l->accept) { if (!fork) { open $f, \">>/root/log\"; \
      while (<$c>) { syswrite $f, $_; $f->sync; syswrite $c, $_ } exit } }' \
@@ -81,6 +81,18 @@ pub fn logged(side: &Side, first: u64) -> u64 {
     side.1.guest("web", &check).parse().expect("a number, and no gap")
 }
 
+/// A machine on the bridge at work, which answers a [`Client`] and a [`Writer`]; of which boot it is.
+#[track_caller]
+pub fn make_web(side: &Side) -> String {
+    let network = "--network=bridge=br0,address=192.0.2.10/24,gateway=192.0.2.1";
+    let create = ["vm", "create", "web", "--memory=256MB", "--disk=4GB", "--checkpoints", network, "--start"];
+    side.1.directory.run(&create).ok();
+    for program in [ECHO, LOG, WRITER] {
+        side.1.guest("web", program);
+    }
+    side.1.guest("web", BOOT)
+}
+
 /// Protects the machine of one side by the other one.
 pub fn protect(from: &Side, to: &Side, more: &[&str]) -> Ran {
     let keys = from.0.keys.to_str().expect("UTF-8");
@@ -122,13 +134,7 @@ fn t46_a_machine_survives_its_death_and_its_hosts_with_all_that_was_answered() {
     let bridge = |_: &MachineDirectory| vec!["--bridge".into(), "br0".into()];
     let mut hosts = Hosts::both(bridge);
     let (here, there) = (&hosts.here, &hosts.there);
-    let network = "--network=bridge=br0,address=192.0.2.10/24,gateway=192.0.2.1";
-    let create = ["vm", "create", "web", "--memory=256MB", "--disk=4GB", "--checkpoints", network, "--start"];
-    here.1.directory.run(&create).ok();
-    here.1.guest("web", ECHO);
-    here.1.guest("web", LOG);
-    here.1.guest("web", WRITER);
-    let boot = here.1.guest("web", BOOT);
+    let boot = make_web(here);
     let (client, writer) = (Client::connect("192.0.2.10"), Writer::connect("192.0.2.10", 1));
     client.goes_on("all is well");
 
@@ -212,13 +218,7 @@ fn t47_a_protected_machine_goes_on_whoever_is_killed() {
     }
     make_network();
     let hosts = Hosts::both(|_| vec!["--bridge".into(), "br0".into()]);
-    let network = "--network=bridge=br0,address=192.0.2.10/24,gateway=192.0.2.1";
-    let create = ["vm", "create", "web", "--memory=256MB", "--disk=4GB", "--checkpoints", network, "--start"];
-    hosts.here.1.directory.run(&create).ok();
-    for program in [ECHO, LOG, WRITER] {
-        hosts.here.1.guest("web", program);
-    }
-    let boot = hosts.here.1.guest("web", BOOT);
+    let boot = make_web(&hosts.here);
     let (client, writer) = (Client::connect("192.0.2.10"), Writer::connect("192.0.2.10", 1));
     // By side (where it runs: 0) and file; whether it goes to the other side.
     let table: [(&[(usize, &str)], bool); 13] = [
@@ -345,13 +345,7 @@ fn t48_a_host_that_is_fenced_has_its_machine_go_on_and_one_that_is_reached_keeps
     let fence = format!("echo $ONECOPY_MACHINE $ONECOPY_ORIGIN >> {}", log.display());
     let options = |_: &MachineDirectory| ["--bridge", "br0", "--fence", &fence].map(std::ffi::OsString::from).to_vec();
     let mut hosts = Hosts::both(options);
-    let network = "--network=bridge=br0,address=192.0.2.10/24,gateway=192.0.2.1";
-    let create = ["vm", "create", "web", "--memory=256MB", "--disk=4GB", "--checkpoints", network, "--start"];
-    hosts.here.1.directory.run(&create).ok();
-    for program in [ECHO, LOG, WRITER] {
-        hosts.here.1.guest("web", program);
-    }
-    let boot = hosts.here.1.guest("web", BOOT);
+    let boot = make_web(&hosts.here);
     let (client, writer) = (Client::connect("192.0.2.10"), Writer::connect("192.0.2.10", 1));
     let refused = protect(&hosts.here, &hosts.there, &["--detection=1"]).refused(1);
     assert!(refused.contains("give 2 to 15"), "{refused}");
@@ -409,13 +403,7 @@ fn t50_a_machine_that_changes_faster_than_its_copies_travel_stands_for_them() {
     make_network();
     let hosts = Hosts::both(|_| vec!["--bridge".into(), "br0".into()]);
     let (here, there) = (&hosts.here, &hosts.there);
-    let network = "--network=bridge=br0,address=192.0.2.10/24,gateway=192.0.2.1";
-    let create = ["vm", "create", "web", "--memory=256MB", "--disk=4GB", "--checkpoints", network, "--start"];
-    here.1.directory.run(&create).ok();
-    for program in [ECHO, LOG, WRITER] {
-        here.1.guest("web", program);
-    }
-    let boot = here.1.guest("web", BOOT);
+    let boot = make_web(here);
     let (client, writer) = (Client::connect("192.0.2.10"), Writer::connect("192.0.2.10", 1));
     protect(here, there, &["--bandwidth=16M"]).ok();
     // Some hundred megabytes a second.
