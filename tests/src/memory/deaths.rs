@@ -72,6 +72,7 @@ fn kind(title: &str) -> Option<Kind> {
         "walsender",
         "autovacuum",
         "logical",
+        "io worker",
     ];
     if title.starts_with("startup") {
         // A standby without it does not restart but ends: PostgreSQL's own rule, and not the subject.
@@ -91,7 +92,9 @@ mod tests {
     #[test]
     fn titles_tell_kinds() {
         assert_eq!(kind("postgres: leader: onecopy memory "), Some(Kind::Worker));
-        assert_eq!(kind("postgres: leader: checkpointer "), Some(Kind::Other));
+        for own in ["checkpointer", "io worker 0"] {
+            assert_eq!(kind(&format!("postgres: leader: {own} ")), Some(Kind::Other));
+        }
         assert_eq!(kind("postgres: leader: postgres shop 127.0.0.1(5000) idle"), Some(Kind::BackEnd));
         assert_eq!(kind("/usr/lib/postgresql/15/bin/postgres\0-D\0/srv"), None);
     }

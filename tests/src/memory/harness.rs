@@ -17,7 +17,7 @@ pub const EXTENSION: &str = "onecopy";
 pub const STANDBY: &str = "standby";
 /// Few enough that the extension's own floor is far below the sizes of tests.
 const CONNECTIONS_MAX: u32 = 60;
-/// A standby that is killed again and again still finds its log.
+/// A standby that is killed again and again still finds its log, though it has no slot.
 const LOG_KEPT: &str = "2GB";
 /// What every server holds at first.
 const CONTENT: Content<'_> = Content {
@@ -82,8 +82,6 @@ impl Plan {
             // What a crash of the machine would lose is not the subject here.
             .set("fsync", "off")
             .set("full_page_writes", "off")
-            // The standby has no slot: a leader that has crashed keeps what it lacks of its log all the same.
-            .set("wal_keep_size", "1GB")
             // A standby's readers are not to be cancelled by what the leader drops.
             .set("max_standby_streaming_delay", "-1")
             // Ten seconds of nothing must not tell a server that is only slow from one that is gone.
