@@ -22,6 +22,7 @@ use self::link::{Link, Outcome, Request};
 use self::negotiation::Agreed;
 use self::url::Url;
 use super::{Extent, Remembered, Source, SourceError, TlsFiles};
+use crate::SECTOR_BYTES;
 use crate::nbd::protocol::allocation;
 use crate::nbd::tls;
 
@@ -388,6 +389,9 @@ impl Source for NbdClient {
                 let until = end.min(range.end).max(at);
                 extend(&mut extents, at..until, state & allocation::ZERO != 0);
                 at = until;
+            }
+            if extents.len() as u64 > (at - range.start) / SECTOR_BYTES + 2 {
+                return Err(self.shared.error("states of extents of less than a sector"));
             }
             if at == begun_at {
                 return Err(self.shared.error("states of extents that do not cover what was asked for"));
