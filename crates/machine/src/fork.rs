@@ -19,7 +19,7 @@ use onecopy_disk::{BaseSpecification, Disk};
 use onecopy_postgres::ServiceUser;
 use serde::{Deserialize, Serialize};
 
-use crate::home::{absent_is_fine, write_own_file};
+use crate::home::{absent_is_fine, remove_any, write_own_file};
 use crate::{GuestImage, MachineConfiguration, MachineError, MachineHome, MachineName};
 
 /// As deep as a chain of disks is followed.
@@ -189,7 +189,7 @@ impl MachineHome {
         loop {
             let before = homes()?;
             for home in &before {
-                if home.is_made() { home.forget_own_layers()? } else { home.remove()? }
+                if home.is_made() { home.forget_own_layers()? } else { home.remove_left()? }
             }
             if homes()? == before {
                 return Ok(());
@@ -199,9 +199,37 @@ impl MachineHome {
 
     /// Of a machine that was made anew beside layers: those that are needed no more.
     fn forget_own_layers(&self) -> Result<(), MachineError> {
+        // Its keeper may make its disk, or forget one, meanwhile.
+        let (current, disks) = (self.disk(), self.disks());
         let needed = Needed::look(self.machines(), None, None)?.disks;
-        let (current, mut left) = (self.disk(), false);
-        for disk in self.disks().into_iter().filter(|disk| *disk != current) {
+        let may_go = |disk: &PathBuf| *disk != current && *disk != self.disk();
+        self.forget_disks(disks.into_iter().filter(may_go), &needed)
+    }
+
+    /// Whether the disk that is here is the one that a machine which comes had here before.
+    pub(super) fn has_former_disk(&self) -> bool {
+        self.went_by_file().exists() && self.disks().contains(&self.disk())
+    }
+
+    /// Of a machine that comes anew, with a disk of this number: those that were here before, but what others lie over.
+    pub(super) fn forget_disks_before(&self, number: u64) -> Result<(), MachineError> {
+        if !self.went_by_file().exists() {
+            return Ok(());
+        }
+        remove_any(&self.went_by_file())?;
+        let former: Vec<PathBuf> = (0..number).map(|number| self.numbered_disk(number)).collect();
+        let disks = self.disks().into_iter().filter(|disk| former.contains(disk));
+        let needed = Needed::look(self.machines(), Some(self.name()), Some(self.name()))?.disks;
+        self.forget_disks(disks, &needed)
+    }
+
+    fn forget_disks(
+        &self,
+        disks: impl Iterator<Item = PathBuf>,
+        needed: &BTreeSet<PathBuf>,
+    ) -> Result<(), MachineError> {
+        let mut left = false;
+        for disk in disks {
             match fs::canonicalize(&disk).is_ok_and(|disk| needed.contains(&disk)) {
                 true => left = true,
                 false => self.empty_disk(&disk)?,
@@ -295,6 +323,7 @@ mod tests {
     use onecopy_disk::{CreateOptions, OpenOptions};
 
     use super::*;
+    use crate::home::copied_base;
 
     /// Spec: D6
     #[test]
@@ -408,8 +437,12 @@ mod tests {
 
         // From the middle of the chain on, twice, as one that is made anew each time.
         fs::write(first.keeper_log(), "words").unwrap();
+        let (beneath, needless) = (copied_base(&first.disk()), copied_base(&first.numbered_disk(1)));
+        fs::write(&beneath, "of another host").unwrap();
+        fs::write(&needless, "of another host").unwrap();
         first.remove().unwrap();
         assert!(!first.is_made() && first.disk().exists() && first.image().exists() && !first.keeper_log().exists());
+        assert!(beneath.exists() && !needless.exists(), "its disk stands on one of them");
         let over_leader: Vec<_> = leader.dependents().unwrap();
         assert_eq!(over_leader.len(), 1, "the layer needs it, though no machine does: {over_leader:?}");
         chain.check_last();
@@ -439,6 +472,7 @@ mod tests {
         MachineHome::forget_layers(machines).unwrap();
         assert_eq!(chain.names(), ["follower-1", "leader", "other"]);
         assert!(!first.numbered_disk(0).exists(), "what the third lay over is gone with it");
+        assert!(!beneath.exists(), "and what that stood on");
         assert!(first.root().join("disk.1").exists(), "and what another lies over is not");
         MachineHome::of(machines, &"other".parse().unwrap()).remove().unwrap();
         MachineHome::forget_layers(machines).unwrap();

@@ -6,7 +6,8 @@
 //!   password       of its server's superuser, where it has a server that is no cluster's; readable by its owner only
 //!   image/         the guest image that it was made from: links or copies
 //!   disk/          its disk, see docs/disk-format.md; it begins with the image's root file system
-//!   disk.1/, ..    those of its restores, of which the last is its disk
+//!   disk.1/, ..    those of its restores, or of its coming where disks were, of which the last is its disk
+//!   protected.raw, protected.1.raw, ..: the copy of another host's disk on which `disk`, `disk.1`, .. stands
 //!   checkpoints/   see docs/checkpoint-format.md; frozen.*: their memory, as forks map it
 //!   restore        at which checkpoint its next start begins; restoring: the disk that is being made for that
 //!   memory         where its memory is mounted while it runs; memory.shadow, .sock, .log and .pid: of what serves that
@@ -132,6 +133,11 @@ impl MachineHome {
         self.numbered_disk(self.last_disk())
     }
 
+    /// The name of its disk's directory.
+    pub(super) fn disk_name(&self) -> String {
+        self.disk().file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
     /// Its disk, and those that its restores have left behind.
     pub(super) fn disks(&self) -> Vec<PathBuf> {
         let disks = (0..=self.last_disk()).map(|number| self.numbered_disk(number));
@@ -149,19 +155,19 @@ impl MachineHome {
         }
     }
 
-    /// Removes a disk, and leaves its name where numbers behind it are in use: there is no instant without the name, in
-    /// which a disk before it would be the machine's. Its header goes last; before that the next one goes on with it.
+    /// Removes a disk, with the copy that it stands on, and leaves its name where numbers behind it are in use: there
+    /// is no instant without the name, in which a disk before it would be the machine's. Its header goes last; before
+    /// that the next one goes on with it.
     pub(crate) fn empty_disk(&self, disk: &Path) -> Result<(), MachineError> {
-        if *disk == self.numbered_disk(0) {
-            return absent_is_fine(fs::remove_dir_all(disk)).map_err(MachineError::file("remove", disk));
-        }
         for entry in fs::read_dir(disk).map_err(MachineError::file("read", disk))? {
             let entry = entry.map_err(MachineError::file("read", disk))?;
             if entry.file_name() != HEADER {
                 remove_any(&entry.path())?;
             }
         }
-        remove_any(&disk.join(HEADER))
+        remove_any(&copied_base(disk))?;
+        remove_any(&disk.join(HEADER))?;
+        if *disk == self.numbered_disk(0) { remove_any(disk) } else { Ok(()) }
     }
 
     /// There while disks lie here over which others lie, of a machine that is gone, or was made anew.
@@ -169,9 +175,9 @@ impl MachineHome {
         self.root.join("layers")
     }
 
-    /// The number of its disk; 0 is the one that it was made with. Each restore makes the next one, so the last before
-    /// a gap is it, whatever copies somebody has laid beside. One that cannot be looked at counts as there: an older
-    /// one must not take its place.
+    /// The number of its disk; 0 is the one that it was made with. Each restore or arrival makes the next one, so the
+    /// last before a gap is it, whatever copies somebody has laid beside. One that cannot be looked at counts as there:
+    /// an older one must not take its place.
     pub(super) fn last_disk(&self) -> u64 {
         let is_there = |number: &u64| {
             let looked = fs::symlink_metadata(self.numbered_disk(*number));
@@ -410,14 +416,21 @@ impl MachineHome {
     }
 }
 
+/// The copy of another host's disk on which this disk of a machine stands, where it has come by a protection. Only root
+/// writes there.
+pub(crate) fn copied_base(disk: &Path) -> PathBuf {
+    let name = disk.file_name().unwrap_or_default().to_string_lossy();
+    disk.with_file_name(format!("{}.raw", name.replacen("disk", "protected", 1)))
+}
+
 /// Removes a file, a link, or a directory with all in it, which need not be there any more.
-pub(super) fn remove_any(path: &Path) -> Result<(), MachineError> {
+pub(crate) fn remove_any(path: &Path) -> Result<(), MachineError> {
     let is_directory = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
     let removed = if is_directory { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     absent_is_fine(removed).map_err(MachineError::file("remove", path))
 }
 
-pub(super) fn absent_is_fine(outcome: std::io::Result<()>) -> std::io::Result<()> {
+pub(crate) fn absent_is_fine(outcome: std::io::Result<()>) -> std::io::Result<()> {
     match outcome {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         other => other,

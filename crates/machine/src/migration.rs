@@ -24,7 +24,7 @@ use onecopy_postgres::ServiceUser;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-pub use hosts::{Gone, HostOrder, ReceiveOrder, Unanswered, Verdict, Which, ask, ask_soon, open};
+pub use hosts::{ArrivalSecrets, Gone, HostOrder, ReceiveOrder, Unanswered, Verdict, Which, ask, ask_soon, open};
 
 use crate::snapshot_server::ServedSnapshot;
 use crate::{Endpoint, Etcd, Forward, MachineError, MachineHome, MachineName, desired_state};
@@ -118,6 +118,9 @@ pub struct Arrival {
     /// As in [`ProtectionOrder`](crate::keeper::ProtectionOrder).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detection_s: Option<u64>,
+    /// As in [`ReceiveOrder`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub compares_disk: bool,
 }
 
 /// The disk of a machine that goes to another host, on storage that both may have under the same path.
@@ -148,7 +151,7 @@ impl SharedDisk {
 
     /// One of its snapshots, to be served.
     pub(crate) fn snapshot<'a>(&'a self, name: &'a str) -> ServedSnapshot<'a> {
-        ServedSnapshot { disk: &self.directory, name, only_beneath: Some(&self.beneath) }
+        ServedSnapshot { disk: &self.directory, name: Some(name), only_beneath: Some(&self.beneath) }
     }
 }
 
@@ -205,6 +208,32 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, MachineError> {
     };
     let read = serde_json::from_reader(file.take(BYTES_MAX));
     read.map(Some).map_err(|error| MachineError::file("read", path)(error.into()))
+}
+
+/// What a machine goes by from now on, written down.
+///
+/// # Errors
+/// [`MachineError::Directory`].
+pub(crate) fn renew_secret(home: &MachineHome) -> Result<String, MachineError> {
+    let secret = format!("{:032x}", rand::random::<u128>());
+    write(&home.went_by_file(), &secret)?;
+    Ok(secret)
+}
+
+/// What a machine has come by; none where it was made here, or an earlier build has sent it.
+///
+/// # Errors
+/// [`MachineError::File`].
+pub(crate) fn came_by(home: &MachineHome) -> Result<Option<String>, MachineError> {
+    read(&home.came_by_file())
+}
+
+/// Notes what a machine comes by.
+///
+/// # Errors
+/// [`MachineError::Directory`].
+pub(crate) fn note_came_by(home: &MachineHome, secret: &str) -> Result<(), MachineError> {
+    write(&home.came_by_file(), &secret)
 }
 
 /// Held by who ends a migration of a machine that was given away.
@@ -499,10 +528,29 @@ impl Arrival {
     pub fn discard(home: &MachineHome, token: &str) -> Result<(), MachineError> {
         match Arrival::of(home)? {
             Some(record) if record.token == token && record.state != ArrivalState::Here => {
-                Arrival { state: ArrivalState::Discarded, ..record }.write(home)
+                Arrival { state: ArrivalState::Discarded, compares_disk: false, ..record }.write(home)
             }
             _ => Err(MachineError::Moved { name: home.name().clone() }),
         }
+    }
+
+    /// Whether the disk that this host has of a machine may be compared with what comes: the machine went from here to
+    /// the host that knows this secret, and to no other one; also where it was to come back before, and did not.
+    ///
+    /// # Errors
+    /// As [`Arrival::of`] and [`Departure::of`].
+    pub fn may_compare(home: &MachineHome, came_by: Option<&str>) -> Result<bool, MachineError> {
+        // It saves bytes only.
+        let went_by = read::<String>(&home.went_by_file()).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the disk that the machine had here is not compared");
+            None
+        });
+        let is_that = came_by.is_some() && went_by.as_deref() == came_by;
+        let has_gone = || {
+            let departure = Departure::of(home)?.filter(|known| known.state == DepartureState::Gone);
+            Ok::<_, MachineError>(desired_state::is_migrated(home) && departure.is_some())
+        };
+        Ok(is_that && (has_gone()? || Arrival::is_broken_off(home)))
     }
 
     /// One that has not arrived, or never will, and of which nothing runs: it can go.
@@ -531,6 +579,16 @@ impl MachineHome {
     /// What is written down of its coming here.
     pub fn arrival_file(&self) -> PathBuf {
         self.root().join("arrival.json")
+    }
+
+    /// What it went elsewhere by: [`ReceiveOrder::secret`].
+    pub(crate) fn went_by_file(&self) -> PathBuf {
+        self.root().join("went_by.json")
+    }
+
+    /// What it came here by.
+    pub(crate) fn came_by_file(&self) -> PathBuf {
+        self.root().join("came_by.json")
     }
 
     /// What is wanted of its protection.

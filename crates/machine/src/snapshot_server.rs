@@ -1,5 +1,5 @@
-//! The process that lets one snapshot of a disk be read over NBD, for the host to which its machine goes. It has the
-//! account of the machines, and needs nobody who has the disk.
+//! The process that lets one snapshot of a disk be read over NBD, for the host to which its machine goes, or a disk
+//! that nobody has. It has the account of the machines.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,9 @@ const OWN_PROGRAM: &str = "/proc/self/exe";
 /// How long it may take to listen: it reads the disk's map first.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// The same of a disk that nobody has: it is recovered where nobody has closed it.
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// How often it is tried.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -29,8 +32,8 @@ const CONNECT_INTERVAL: Duration = Duration::from_millis(20);
 pub struct ServedSnapshot<'a> {
     /// The disk's directory.
     pub disk: &'a Path,
-    /// The snapshot.
-    pub name: &'a str,
+    /// The snapshot; none: the disk as it is, which nobody else has meanwhile.
+    pub name: Option<&'a str>,
     /// Nothing outside of this directory is read, whatever is written in the disk; none: the disk is believed.
     pub only_beneath: Option<&'a Path>,
 }
@@ -41,6 +44,7 @@ pub struct SnapshotServer {
     child: Child,
     socket: PathBuf,
     account: u32,
+    listen_timeout: Duration,
 }
 
 impl SnapshotServer {
@@ -63,11 +67,12 @@ impl SnapshotServer {
             command.arg("--only-beneath").arg(directory);
         }
         // Names of another host are no options.
-        command.arg("--").arg(snapshot.disk).arg(snapshot.name);
+        command.arg("--").arg(snapshot.disk).args(snapshot.name);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let child = Command::from(command).kill_on_drop(true).spawn();
         let child = child.map_err(MachineError::file("serve a snapshot of", snapshot.disk))?;
-        Ok(SnapshotServer { child, socket, account: user.user_id() })
+        let listen_timeout = if snapshot.name.is_some() { LISTEN_TIMEOUT } else { RECOVERY_TIMEOUT };
+        Ok(SnapshotServer { child, socket, account: user.user_id(), listen_timeout })
     }
 
     /// Whether it has not ended.
@@ -91,7 +96,7 @@ impl SnapshotServer {
                         false => Err(format!("its snapshot is served by account {peer} instead of {}", self.account)),
                     };
                 }
-                Err(error) if begun.elapsed() >= LISTEN_TIMEOUT => return Err(format!("its snapshot: {error}")),
+                Err(error) if begun.elapsed() >= self.listen_timeout => return Err(format!("its snapshot: {error}")),
                 Err(_) => {}
             }
             if let Ok(Some(status)) = self.child.try_wait() {

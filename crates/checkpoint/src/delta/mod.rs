@@ -178,7 +178,7 @@ pub trait Source: Sync {
 #[derive(Clone, Copy)]
 pub struct Changed<'a> {
     /// Those that may have changed since the epoch that was acknowledged last; rising. Where nothing was: all that may
-    /// not be zeros.
+    /// be something else than what the other side begins with, zeros or what it has told of its disk.
     pub numbers: &'a [u64],
     /// Their content.
     pub source: &'a dyn Source,

@@ -250,7 +250,7 @@ fn protection_metrics(machines: &[(&str, &MachineStatus)], text: &mut String) {
             bytes.sample(&[("server", name), ("of", of)], count);
         }
     }
-    let help = "Pages and blocks of 4 KiB that had changed: sent as data, or known to the copy's host.";
+    let help = "Pages and blocks of 4 KiB: sent as data, known to the copy's host, or there before it was copied.";
     let mut pieces = Metric::new(text, "onecopy_machine_protection_pieces_total", "counter", help);
     for (name, status) in primaries() {
         for (of, kind, count) in [
@@ -258,6 +258,7 @@ fn protection_metrics(machines: &[(&str, &MachineStatus)], text: &mut String) {
             ("memory", "known", status.known_pages),
             ("disk", "data", status.data_blocks),
             ("disk", "known", status.known_blocks),
+            ("disk", "same", status.same_blocks),
         ] {
             pieces.sample(&[("server", name), ("of", of), ("kind", kind)], count);
         }

@@ -123,7 +123,7 @@ impl Snapshots {
             serving.remove(&which.name);
             let disk = home.root().join(&departure.disk);
             let socket = home.snapshot_socket(&which.token);
-            let snapshot = ServedSnapshot { disk: &disk, name: &departure.snapshot, only_beneath: None };
+            let snapshot = ServedSnapshot { disk: &disk, name: Some(&departure.snapshot), only_beneath: None };
             let server = SnapshotServer::start(&home, machines.user(), socket, snapshot);
             serving.insert(which.name.clone(), (which.token.clone(), server.map_err(words)?));
         }

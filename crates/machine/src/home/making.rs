@@ -11,10 +11,10 @@ use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
 use onecopy_postgres::ServiceUser;
 use rustix::process::Signal;
 
-use super::{MachineHome, absent_is_fine, remove_any};
+use super::{MachineHome, absent_is_fine, copied_base, remove_any};
 use crate::image::GuestImage;
-use crate::keeper::{clear_memory, clear_network, end_left_servers};
-use crate::migration::Arrival;
+use crate::keeper::{clear_memory, clear_network, end_left_servers, forget_restore};
+use crate::migration::{self, Arrival, ArrivalSecrets};
 use crate::{MachineConfiguration, MachineError};
 
 /// What a new machine takes at first: a server's first data, its log, and what a guest writes about itself.
@@ -71,7 +71,7 @@ impl MachineHome {
         let made = make();
         if made.as_ref().is_err_and(|error| !matches!(error, MachineError::Busy { .. }))
             && !self.is_made()
-            && let Err(error) = self.remove_if(|| !self.is_made())
+            && let Err(error) = self.remove_left()
         {
             tracing::warn!(machine = %self.name, %error, "a machine that could not be made has left something");
         }
@@ -79,7 +79,8 @@ impl MachineHome {
     }
 
     /// Makes a machine that comes from another host: all but its disk and its memory, which its keeper makes. What an
-    /// interrupted attempt left, or one that has gone from here, is replaced.
+    /// interrupted attempt left, or one that has gone from here, is replaced; but the disk that is here stays where it
+    /// may be compared with what comes: [`Arrival::may_compare`].
     ///
     /// # Errors
     /// As [`MachineHome::make`].
@@ -88,13 +89,27 @@ impl MachineHome {
         image: &GuestImage,
         configuration: &MachineConfiguration,
         record: &Arrival,
-        password: Option<&str>,
+        secrets: ArrivalSecrets<'_>,
         user: &ServiceUser,
     ) -> Result<(), MachineError> {
         self.make_or_remove(|| {
-            let _held = self.make_root(image, user)?;
-            if let Some(password) = password {
+            // Its disks lie over its image.
+            let is_same_image = || {
+                let digest = |image: &GuestImage| image.boot_digest().ok();
+                GuestImage::find(Some(&self.image())).is_ok_and(|own| digest(&own) == digest(image))
+            };
+            let keeps_disks = record.compares_disk && Arrival::may_compare(self, secrets.came_by)? && is_same_image();
+            self.remove_if(|| true, keeps_disks)?;
+            let _held = match self.make_empty_root(image, user) {
+                // Without the disk there may be.
+                Err(MachineError::NoSpace { .. }) if keeps_disks => self.make_root(image, user)?,
+                held => held?,
+            };
+            if let Some(password) = secrets.password {
                 write_own_file(&self.password_file(), format!("{password}\n").as_bytes(), 0o600)?;
+            }
+            if let Some(secret) = secrets.secret {
+                migration::note_came_by(self, secret)?;
             }
             record.write(self)?;
             configuration.write(&self.configuration_file())
@@ -114,6 +129,10 @@ impl MachineHome {
     /// is returned is held.
     pub(crate) fn make_root(&self, image: &GuestImage, user: &ServiceUser) -> Result<File, MachineError> {
         self.remove()?;
+        self.make_empty_root(image, user)
+    }
+
+    fn make_empty_root(&self, image: &GuestImage, user: &ServiceUser) -> Result<File, MachineError> {
         self.check_space()?;
         make_directory(&self.root, 0o711)?;
         let held = self.hold()?.ok_or_else(|| self.busy())?;
@@ -171,7 +190,15 @@ impl MachineHome {
     /// makes or removes it, [`MachineError::Directory`], [`MachineError::Disk`]: it is not known what the disk of
     /// another one lies over.
     pub fn remove(&self) -> Result<(), MachineError> {
-        self.remove_if(|| true)
+        self.remove_if(|| true, false)
+    }
+
+    /// The same of what is left where no machine is, or is made meanwhile.
+    ///
+    /// # Errors
+    /// As [`MachineHome::remove`].
+    pub(crate) fn remove_left(&self) -> Result<(), MachineError> {
+        self.remove_if(|| !self.is_made(), false)
     }
 
     /// The same of what is left of the copy that came by this token, and of no other one that is there by now.
@@ -180,10 +207,11 @@ impl MachineHome {
     /// As [`MachineHome::remove`].
     pub fn remove_arrival(&self, token: &str) -> Result<(), MachineError> {
         let is_that = || matches!(Arrival::of(self), Ok(Some(known)) if known.token == token);
-        self.remove_if(|| is_that() && Arrival::is_broken_off(self))
+        self.remove_if(|| is_that() && Arrival::is_broken_off(self), false)
     }
 
-    fn remove_if(&self, is_to_go: impl Fn() -> bool) -> Result<(), MachineError> {
+    /// With `keeps_disks` all of its disks stay, with what they lie over, and what it went elsewhere by.
+    fn remove_if(&self, is_to_go: impl Fn() -> bool, keeps_disks: bool) -> Result<(), MachineError> {
         let Some(_held) = self.hold()? else { return Ok(()) };
         // Nobody starts it from now on.
         let LockState::Taken(_lock) = DirectoryLock::take(&self.keeper_lock())? else {
@@ -199,7 +227,16 @@ impl MachineHome {
         clear_network(self)?;
         clear_memory(self)?;
         let run = self.root.join("run");
-        let layers = self.layers()?;
+        let layers = match keeps_disks {
+            true => {
+                forget_restore(self)?;
+                self.disks()
+            }
+            false => {
+                remove_any(&self.went_by_file())?;
+                self.layers()?
+            }
+        };
         if !layers.is_empty() {
             let path = self.layers_file();
             fs::write(&path, "").map_err(MachineError::file("create", &path))?;
@@ -224,7 +261,10 @@ impl MachineHome {
         let highest = (0..=self.last_disk()).filter(|number| layers.contains(&self.numbered_disk(*number))).max();
         for entry in fs::read_dir(&self.root).map_err(MachineError::file("read", &self.root))? {
             let path = entry.map_err(MachineError::file("read", &self.root))?.path();
-            if layers.contains(&path) || [self.image(), self.layers_file(), self.keeper_lock()].contains(&path) {
+            let is_below_one = || layers.iter().any(|layer| copied_base(layer) == path);
+            let others = [self.image(), self.layers_file(), self.keeper_lock(), self.went_by_file()];
+            let is_kept = others.contains(&path);
+            if is_kept || layers.contains(&path) || is_below_one() {
                 continue;
             }
             let is_below = |number: u64| (1..number).any(|number| self.numbered_disk(number) == path);

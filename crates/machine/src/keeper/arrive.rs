@@ -26,6 +26,7 @@ use tokio::sync::watch;
 
 use super::arriving_disk::{make_disk, serve_source};
 use super::backup::{self, Copy};
+use super::former_disk::FormerDisk;
 use super::guest::Begun;
 use super::link::{self, Answered, DestinationLink, Said, TURN_TIMEOUT, Watch, directions, message, understand};
 use super::memory_file::MemoryFile;
@@ -131,9 +132,10 @@ async fn receive(
     let (own, account, expected) = (home.clone(), user.clone(), record.clone());
     let first = tokio::task::spawn_blocking(move || first_rounds(&own, &account, link, &expected)).await;
     let first = first.map_err(|error| MachineError::Task(format!("receiving a machine ended: {error}")))?;
-    let First { link, decoder, prefix, shared, mut copy } = first.map_err(|reason| failed(home, reason))?;
+    let First { link, decoder, prefix, shared, disk, mut copy } = first.map_err(|reason| failed(home, reason))?;
     let mut record = record.clone();
-    if shared.is_none() && record.shared_disk.take().is_some() {
+    let is_unread = shared.is_none() && record.shared_disk.take().is_some();
+    if std::mem::take(&mut record.compares_disk) || is_unread {
         record.write(home)?;
     }
     let (own, account, protects) = (home.clone(), user.clone(), record.protects);
@@ -144,8 +146,8 @@ async fn receive(
         let descriptors = GuestMemory::prepare(&own.memory(), &own.memory_shadow(), &options);
         let descriptors = descriptors.map_err(own.memory_failed())?;
         match protects {
-            true => backup::make_disk(&own, &account, configuration.disk_bytes)?,
-            false => make_disk(&own, &account, configuration.disk_bytes)?,
+            true => backup::make_disk(&own, &account, disk, configuration.disk_bytes)?,
+            false => make_disk(&own, &account, disk, configuration.disk_bytes)?,
         }
         Ok::<_, MachineError>(descriptors)
     });
@@ -153,7 +155,7 @@ async fn receive(
         prepared.await.map_err(|error| MachineError::Task(format!("making a memory ended: {error}")))??;
     let server = Server::start(home, Launch::Memory(descriptors)).await;
     let server = server.map_err(|reason| MachineError::Ended { machine: home.name().to_string(), reason })?;
-    let restored = Restored::waiting(home, 0)?;
+    let restored = Restored::waiting(home, disk)?;
     let has_snapshot = watch::channel(false).0;
     if let Some(first) = copy.take() {
         let over = memory_of(home).and_then(|memory| first.over(home, memory));
@@ -171,6 +173,8 @@ struct First {
     decoder: Decoder,
     prefix: Vec<u8>,
     shared: Option<SharedSnapshot>,
+    /// The number of the disk that it is to have.
+    disk: u64,
     copy: Option<Copy>,
 }
 
@@ -202,27 +206,40 @@ fn first_rounds(
         let here = restore::hardware_here(home, user, &configuration).map_err(words)?;
         hardware.check(&here)?;
         memory::clear(home).and_then(|()| restore::forget(home)).map_err(words)?;
+        // Those that are there are of the machine of before, and others may lie over them.
+        let number = home.next_disk();
         let shadow = home.memory_shadow();
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&shadow);
         let file = file.and_then(|file| file.set_len(memory_bytes).map(|()| file));
         let file = file.map_err(|error| format!("{}: {error}", shadow.display()))?;
         if record.protects {
-            let disk = backup::create_disk(home, user, disk_bytes).map_err(words)?;
-            return Copy::new(home, file, disk, true).map(FirstTo::Copy).map_err(words);
+            let disk = backup::create_disk(home, user, number, disk_bytes).map_err(words)?;
+            return Ok((number, FirstTo::Copy(Copy::new(home, file, disk, true).map_err(words)?)));
         }
-        Ok(FirstTo::Memory(MemoryFile { file, is_new: true }))
+        Ok((number, FirstTo::Memory(MemoryFile { file, is_new: true })))
     })();
-    let to = checked?;
+    let (disk, to) = checked?;
     let shared = record.shared_disk.as_ref().and_then(|disk| {
         let opened = SharedSnapshot::open(home, user, disk);
         opened.inspect_err(|error| tracing::info!(%error, "the machine's disk is not read here, and travels")).ok()
     });
-    let accepted = Answered::Accepted { reads_disk: shared.is_some(), fences: record.fence.is_some() };
+    let (reads_disk, fences) = (shared.is_some(), record.fence.is_some());
+    let accepted = Answered::Accepted { reads_disk, tells_disk: record.compares_disk, fences };
     link.say(&message(&accepted)).map_err(words)?;
+    if let FirstTo::Copy(copy) = &to
+        && record.compares_disk
+    {
+        tell_disk(home, user, &mut link, (disk, copy))?;
+    }
     let mut decoder = Decoder::new(sizes);
-    epoch(&mut link, &mut decoder, to.destination(), &shared)?;
+    let blocks: &dyn Blocks = match (&to, &shared) {
+        (FirstTo::Copy(copy), _) => copy,
+        (FirstTo::Memory(_), Some(snapshot)) => &snapshot.blocks,
+        (FirstTo::Memory(_), None) => &NoBlocks,
+    };
+    epoch(&mut link, &mut decoder, to.destination(), blocks)?;
     match said(&mut link)? {
-        Said::Wait {} => Ok(First { link, decoder, prefix, shared, copy: to.into_copy() }),
+        Said::Wait {} => Ok(First { link, decoder, prefix, shared, disk, copy: to.into_copy() }),
         other => Err(format!("{other:?} came instead of the wish to wait")),
     }
 }
@@ -231,17 +248,33 @@ pub(super) fn said(link: &mut DestinationLink) -> Result<Said, String> {
     link.hear().and_then(|said| understand(&said)).map_err(words)
 }
 
+/// Begins the copy of the disk with what is known of it here, and says what that is. The disk that it had here before
+/// is not needed any more then.
+fn tell_disk(
+    home: &MachineHome,
+    user: &ServiceUser,
+    link: &mut DestinationLink,
+    (number, copy): (u64, &Copy),
+) -> Result<(), String> {
+    let former = FormerDisk::of(home, user);
+    let known = former.as_ref().map(|former| &*former.source);
+    let disk_bytes = link.sizes().disk_bytes;
+    let told = copy.begin_with(known, disk_bytes, link).map_err(words)?;
+    drop(former);
+    // Before anything comes: there may be no room for both.
+    if let Err(error) = home.forget_disks_before(number) {
+        tracing::warn!(%error, "the disk that the machine had here before is left until it is deleted");
+    }
+    told.end(link).map_err(words)
+}
+
 /// Writes an epoch into the memory as it comes.
 fn epoch(
     link: &mut DestinationLink,
     decoder: &mut Decoder,
     to: &dyn Destination,
-    shared: &Option<SharedSnapshot>,
+    blocks: &dyn Blocks,
 ) -> Result<(), String> {
-    let blocks: &dyn Blocks = match shared {
-        Some(snapshot) => &snapshot.blocks,
-        None => &NoBlocks,
-    };
     match link.receive(decoder, to, blocks).map_err(words)? {
         Received::Epoch(held) => link.acknowledge(held).map_err(words),
         Received::Message(_) => {
@@ -337,8 +370,9 @@ impl Arriving {
             let memory = MemoryFile { file: memory_of(&own).map_err(words)?, is_new: false };
             link.say(&message(&Answered::Waiting {})).map_err(words)?;
             // The last one has the state of its devices.
+            let blocks: &dyn Blocks = shared.as_ref().map_or(&NoBlocks, |snapshot| &snapshot.blocks);
             while decoder.devices().is_empty() {
-                epoch(&mut link, &mut decoder, &memory, &shared)?;
+                epoch(&mut link, &mut decoder, &memory, blocks)?;
             }
             Ok::<_, String>((link, decoder, None))
         });

@@ -35,9 +35,14 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 /// After a failed accept (no descriptors left) the next try waits so long.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// Makes the disk over a snapshot that will be there.
-pub(super) fn make_disk(home: &MachineHome, user: &ServiceUser, size_bytes: u64) -> Result<(), MachineError> {
-    restore::give_up(home, 0)?;
+/// Makes the disk of this number over a snapshot that will be there.
+pub(super) fn make_disk(
+    home: &MachineHome,
+    user: &ServiceUser,
+    number: u64,
+    size_bytes: u64,
+) -> Result<(), MachineError> {
+    restore::give_up(home, number)?;
     let base = BaseSpecification::Nbd { url: nbd_url("", &home.source_socket()), tls: None };
     let (new, options) = (restore::new_disk(home), CreateOptions { size_bytes, base: Some(base), copy_base: true });
     let _ = fs::remove_dir_all(&new);
@@ -48,7 +53,7 @@ pub(super) fn make_disk(home: &MachineHome, user: &ServiceUser, size_bytes: u64)
         reason: error.to_string(),
     })?;
     give_all(&new, user)?;
-    fs::rename(&new, home.numbered_disk(0)).map_err(MachineError::file("rename", &new))
+    fs::rename(&new, home.numbered_disk(number)).map_err(MachineError::file("rename", &new))
 }
 
 /// Leads the disk's server to the snapshot of the machine's last instant where it comes from, as soon as that is there.

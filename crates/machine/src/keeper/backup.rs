@@ -15,7 +15,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, chown};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,12 +23,13 @@ use std::time::{Duration, Instant};
 use onecopy_checkpoint::PAGE_BYTES;
 use onecopy_checkpoint::delta::{Blocks, Destination, HeldEpoch, Space, Version};
 use onecopy_checkpoint::take::Cause;
-use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
+use onecopy_disk::{BaseSpecification, CreateOptions, Disk, Source};
 use onecopy_postgres::ServiceUser;
 use rustix::fs::FallocateFlags;
 
+use super::disk_comparison::{self, Peer, Told};
 use super::restore;
-use crate::home::{absent_is_fine, give_all};
+use crate::home::{absent_is_fine, copied_base, give_all};
 use crate::{MachineError, MachineHome};
 
 /// The disk's record of what its base was when it was made.
@@ -48,7 +49,8 @@ const SYNCHRONIZE_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct Copy {
     memory: File,
     disk: File,
-    /// Nothing is in them: without the first epoch they are of no use, and it is written in place.
+    /// Nothing is in them but what the disk begins with: without the first epoch they are of no use, and it is written
+    /// in place.
     is_new: bool,
     /// What an epoch writes that is not whole yet. It has no name.
     spool: File,
@@ -112,14 +114,15 @@ impl Staged {
     }
 }
 
-/// The copy of the disk, beneath the disk that the machine has once it runs here.
-fn disk_file(home: &MachineHome) -> PathBuf {
-    home.root().join("protected.raw")
-}
-
-/// Makes an empty copy of a disk. Nobody writes there but this process; the disk's server reads it.
-pub(super) fn create_disk(home: &MachineHome, user: &ServiceUser, disk_bytes: u64) -> Result<File, MachineError> {
-    let path = disk_file(home);
+/// Makes an empty copy, beneath the disk of this number that the machine has once it runs here. Nobody writes there but
+/// this process; the disk's server reads it.
+pub(super) fn create_disk(
+    home: &MachineHome,
+    user: &ServiceUser,
+    number: u64,
+    disk_bytes: u64,
+) -> Result<File, MachineError> {
+    let path = copied_base(&home.numbered_disk(number));
     let failed = || MachineError::file("create", &path);
     absent_is_fine(std::fs::remove_file(&path)).map_err(failed())?;
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o640).open(&path).map_err(failed())?;
@@ -129,9 +132,15 @@ pub(super) fn create_disk(home: &MachineHome, user: &ServiceUser, disk_bytes: u6
 }
 
 /// Makes the machine's disk over the copy, which changes until the machine goes on here: nobody reads it before.
-pub(super) fn make_disk(home: &MachineHome, user: &ServiceUser, size_bytes: u64) -> Result<(), MachineError> {
-    restore::give_up(home, 0)?;
-    let base = BaseSpecification::Raw { path: disk_file(home) };
+pub(super) fn make_disk(
+    home: &MachineHome,
+    user: &ServiceUser,
+    number: u64,
+    size_bytes: u64,
+) -> Result<(), MachineError> {
+    restore::give_up(home, number)?;
+    let disk = home.numbered_disk(number);
+    let base = BaseSpecification::Raw { path: copied_base(&disk) };
     let (new, options) = (restore::new_disk(home), CreateOptions { size_bytes, base: Some(base), copy_base: false });
     let _ = std::fs::remove_dir_all(&new);
     Disk::create(&new, &options).map_err(home.disk_failed())?;
@@ -140,11 +149,11 @@ pub(super) fn make_disk(home: &MachineHome, user: &ServiceUser, size_bytes: u64)
     let removed = std::fs::remove_file(&identity).and_then(|()| File::open(&new)?.sync_all());
     removed.map_err(MachineError::file("remove", &identity))?;
     give_all(&new, user)?;
-    std::fs::rename(&new, home.numbered_disk(0)).map_err(MachineError::file("rename", &new))
+    std::fs::rename(&new, disk).map_err(MachineError::file("rename", &new))
 }
 
 impl Copy {
-    /// One that holds nothing, in these files; with `is_new` they are empty.
+    /// One that holds nothing, in these files; with `is_new` they are empty but for what the disk begins with.
     ///
     /// # Errors
     /// There is no room for what is not whole yet.
@@ -182,20 +191,15 @@ impl Copy {
         let mut staged = self.staged();
         let mut content = vec![0; COPY_PIECES * PAGE_BYTES];
         for ((space, first), Run { count, place }) in std::mem::take(&mut staged.runs) {
+            let Some(place) = place else {
+                self.clear(space, first..first + count)?;
+                continue;
+            };
             for at in (0..count).step_by(COPY_PIECES) {
                 let pieces = (count - at).min(COPY_PIECES as u64);
                 let content = &mut content[..pieces as usize * PAGE_BYTES];
-                match place {
-                    Some(place) => {
-                        self.spool.read_exact_at(content, (place + at) * PAGE_BYTES as u64)?;
-                        self.file(space).write_all_at(content, (first + at) * PAGE_BYTES as u64)?;
-                    }
-                    None if self.punch(space, first..first + count) => break,
-                    None => {
-                        content.fill(0);
-                        self.file(space).write_all_at(content, (first + at) * PAGE_BYTES as u64)?;
-                    }
-                }
+                self.spool.read_exact_at(content, (place + at) * PAGE_BYTES as u64)?;
+                self.file(space).write_all_at(content, (first + at) * PAGE_BYTES as u64)?;
             }
         }
         if staged.places > 0 {
@@ -207,11 +211,32 @@ impl Copy {
         Ok(())
     }
 
-    /// Makes a hole of blocks, where that is possible.
-    fn punch(&self, space: Space, numbers: Range<u64>) -> bool {
+    /// Makes zeros of pieces: of blocks a hole, where that is possible.
+    fn clear(&self, space: Space, numbers: Range<u64>) -> io::Result<()> {
         let (at, bytes) = (numbers.start * PAGE_BYTES as u64, (numbers.end - numbers.start) * PAGE_BYTES as u64);
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        space == Space::Disk && rustix::fs::fallocate(self.disk.as_fd(), hole, at, bytes).is_ok()
+        if space == Space::Disk && rustix::fs::fallocate(self.disk.as_fd(), hole, at, bytes).is_ok() {
+            return Ok(());
+        }
+        let zeros = vec![0; COPY_PIECES * PAGE_BYTES];
+        for at in numbers.clone().step_by(COPY_PIECES) {
+            let pieces = (numbers.end - at).min(COPY_PIECES as u64) as usize;
+            self.file(space).write_all_at(&zeros[..pieces * PAGE_BYTES], at * PAGE_BYTES as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Begins the disk of a new one with what is known of it here, if anything is, and says what that is.
+    ///
+    /// # Errors
+    /// As [`disk_comparison::begin_with`].
+    pub(super) fn begin_with(
+        &self,
+        known: Option<&dyn Source>,
+        disk_bytes: u64,
+        peer: &mut impl Peer,
+    ) -> Result<Told, Cause> {
+        disk_comparison::begin_with(known, &self.disk, disk_bytes, peer)
     }
 
     /// Has the kernel write what the disk's copy has, while epochs come.
@@ -270,7 +295,8 @@ fn unnamed(path: &Path) -> io::Result<File> {
 
 impl Destination for Copy {
     fn begin(&self, _: u64, since: HeldEpoch, versions: &[Version]) -> Result<(), Cause> {
-        let is_held = |version: &Version| !self.is_new && *version == Version::Epoch(since.epoch);
+        // Of a new one: what its disk began with.
+        let is_held = |version: &Version| *version == Version::Epoch(since.epoch);
         if self.is_new != (since == HeldEpoch::NOTHING) || !versions.iter().all(is_held) {
             return Err("it begins anew in its middle, or names what is not here".into());
         }
@@ -307,9 +333,11 @@ impl Destination for Copy {
     }
 
     fn zero(&self, space: Space, numbers: Range<u64>) -> Result<(), Cause> {
-        // Of new files nothing was written there: an epoch has each piece once.
-        if !self.is_new {
-            self.staged().put(space, numbers, None);
+        match (self.is_new, space) {
+            // Nothing was written there: an epoch has each page once.
+            (true, Space::Memory) => {}
+            (true, Space::Disk) => self.clear(space, numbers)?,
+            (false, _) => self.staged().put(space, numbers, None),
         }
         Ok(())
     }
@@ -455,5 +483,49 @@ mod tests {
         copy.begin(1, HeldEpoch::NOTHING, &[]).unwrap();
         copy.write(Space::Disk, 1, &[9; PIECE]).unwrap();
         assert_eq!(read(&copy.disk)[..3], [7, 9, 7]);
+        // It may hold something else where the disk has zeros.
+        copy.zero(Space::Disk, 3..5).unwrap();
+        assert_eq!(read(&copy.disk)[2..6], [7, 0, 0, 7]);
+    }
+
+    /// A machine that comes where others lie over a disk of its name leaves them that, and what that stands on, whether
+    /// it comes or not.
+    ///
+    /// Spec: D6, D8
+    #[test]
+    fn p7_a_copy_has_a_disk_of_its_own_beside_those_that_are_there() {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let home = MachineHome::at(&directory.path().join("web")).unwrap();
+        let user = ServiceUser::resolve(None).unwrap();
+        std::fs::create_dir(home.root()).unwrap();
+        for number in 0..2 {
+            assert_eq!(home.next_disk(), number);
+            let raw = create_disk(&home, &user, number, 1 << 20).unwrap();
+            raw.write_all_at(&[number as u8 + 1; PIECE], 0).unwrap();
+            make_disk(&home, &user, number, 1 << 20).unwrap();
+            restore::commit(&home).unwrap();
+        }
+        let holds = |number: u64| {
+            let disk = Disk::open(&home.numbered_disk(number), onecopy_disk::OpenOptions::default()).unwrap();
+            let mut first = vec![0; PIECE];
+            disk.read(0, &mut [io::IoSliceMut::new(&mut first)]).unwrap();
+            disk.close().unwrap();
+            assert!(first == [number as u8 + 1; PIECE], "disk {number}");
+        };
+        holds(0);
+        holds(1);
+        // One more, which never comes.
+        let number = home.next_disk();
+        create_disk(&home, &user, number, 1 << 20).unwrap();
+        make_disk(&home, &user, number, 1 << 20).unwrap();
+        restore::forget(&home).unwrap();
+        assert_eq!(home.disk(), home.numbered_disk(1));
+        assert!(!copied_base(&home.numbered_disk(2)).exists());
+        holds(0);
+        holds(1);
+        std::fs::write(home.went_by_file(), "\"one\"").unwrap();
+        home.forget_disks_before(1).unwrap();
+        assert!(!home.numbered_disk(0).exists() && !copied_base(&home.numbered_disk(0)).exists());
+        holds(1);
     }
 }

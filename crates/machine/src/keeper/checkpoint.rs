@@ -213,7 +213,7 @@ pub(super) fn check_runs(home: &MachineHome, machine: &Machine) -> Result<(), Ma
 
 /// The disk's directory and the snapshot in it.
 fn disk_word(home: &MachineHome, snapshot: &str) -> String {
-    let directory = home.disk().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let directory = home.disk_name();
     format!("{directory}/{snapshot}")
 }
 

@@ -13,6 +13,7 @@ use onecopy_disk::source::{NbdClient, NbdClientOptions};
 use onecopy_disk_server::DiskClient;
 use onecopy_disk_server::protocol::{ChangedBlocks, Request};
 
+use super::disk_comparison::{Difference, Peer, compare, not_zero};
 use super::server::nbd_socket;
 use super::shared_disk::nbd_url;
 use crate::MachineHome;
@@ -116,23 +117,33 @@ impl EpochBlocks {
         since: Option<u64>,
     ) -> Result<EpochBlocks, Cause> {
         let connect = |epoch| Reader::connect(home, account, disk_bytes, epoch);
-        let block = PAGE_BYTES as u64;
         let Some(since) = since else {
             let now = connect(epoch)?;
-            let extents = now.source.extents(0..disk_bytes)?;
-            let mut ranges: Vec<Range<u64>> = Vec::new();
-            for extent in extents.iter().filter(|extent| !extent.is_zero) {
-                let start = (extent.range.start / block).max(ranges.last().map_or(0, |range| range.end));
-                ranges.push(start..extent.range.end.min(disk_bytes).div_ceil(block));
-            }
+            let ranges = not_zero(&now.source, 0..disk_bytes.div_ceil(PAGE_BYTES as u64))?;
             return Ok(EpochBlocks { now: Some(now), ..EpochBlocks::of(ranges) });
         };
-        let ranges = changed(home, disk_bytes.div_ceil(block), (since, epoch))?;
+        let ranges = changed(home, disk_bytes.div_ceil(PAGE_BYTES as u64), (since, epoch))?;
         let blocks = EpochBlocks::of(ranges);
         match blocks.numbers.is_empty() {
             true => Ok(blocks),
             false => Ok(EpochBlocks { now: Some(connect(epoch)?), before: Some(connect(since)?), ..blocks }),
         }
+    }
+
+    /// All of an epoch that the other side has not, by what it tells of the disk that it begins with; and how many
+    /// blocks it has.
+    ///
+    /// # Errors
+    /// As [`EpochBlocks::open`] and [`compare`].
+    pub(super) fn open_compared(
+        home: &MachineHome,
+        (account, disk_bytes): (u32, u64),
+        epoch: u64,
+        peer: &mut impl Peer,
+    ) -> Result<(EpochBlocks, u64), Cause> {
+        let now = Reader::connect(home, account, disk_bytes, epoch)?;
+        let Difference { ranges, same } = compare(&now.source, peer)?;
+        Ok((EpochBlocks { now: Some(now), ..EpochBlocks::of(ranges) }, same))
     }
 
     fn of(ranges: Vec<Range<u64>>) -> EpochBlocks {

@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 
 use onecopy_checkpoint::LinkError;
 use onecopy_checkpoint::link::{FailureSender, Receiving, Sending};
+use onecopy_checkpoint::take::Cause;
 use onecopy_clone::network::client::Stream;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
+use super::disk_comparison::Peer;
 use super::protection::DETECTION_S_DEFAULT;
 use crate::hardware::Hardware;
 use crate::{Forward, carry};
@@ -72,6 +74,9 @@ pub(super) enum Answered {
         /// Blocks of the disk can be referred to: its snapshot is read here.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         reads_disk: bool,
+        /// It tells next what its copy of the disk begins with: [`disk_comparison`](super::disk_comparison).
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        tells_disk: bool,
         /// It lets a machine that is protected go on, once it has fenced the source's host: [`FENCE_WITHIN`].
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         fences: bool,
@@ -94,6 +99,16 @@ impl Answered {
             Answered::Running { .. } => "running",
         };
         format!("the other host answered `{answer}` where `{due}` was due; run the same version of onecopy on both")
+    }
+}
+
+impl Peer for DestinationLink {
+    fn say(&mut self, message: &[u8]) -> Result<(), Cause> {
+        Ok(Receiving::say(self, message)?)
+    }
+
+    fn hear(&mut self) -> Result<Vec<u8>, Cause> {
+        Ok(Receiving::hear(self)?)
     }
 }
 

@@ -87,7 +87,7 @@ pub(super) async fn migrate(
         token: format!("{:032x}", rand::random::<u128>()),
         to: order.to.clone(),
         keys: order.keys.clone(),
-        disk: home.disk().file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        disk: home.disk_name(),
         snapshot: format!("{}{}-{}", migration::SNAPSHOT, unix_ms(), std::process::id()),
         state: DepartureState::Begun,
         is_whole: false,
@@ -111,7 +111,7 @@ pub(super) async fn migrate(
         None
     });
     let shared_disk = page_map.as_ref().map(|_| departure.shared_disk(home));
-    let opened = receive_order::send(&order, ReceiveOrder { shared_disk, ..receive }).await;
+    let opened = receive_order::send(home, &order, ReceiveOrder { shared_disk, ..receive }).await;
     let outcome = match opened.and_then(|far| carried(&work.handle, far).map_err(words)) {
         Ok(stream) => {
             let own = departure.clone();

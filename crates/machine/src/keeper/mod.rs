@@ -8,7 +8,9 @@ mod begin;
 mod brake;
 mod checkpoint;
 mod conclude;
+mod disk_comparison;
 mod disk_epochs;
+mod former_disk;
 mod frozen;
 mod guest;
 mod held;
@@ -51,6 +53,7 @@ pub use protection::{
 pub use protocol::{
     KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationEvent, MigrationOrder, Prediction,
 };
+pub(super) use restore::forget as forget_restore;
 pub use run::run;
 pub(super) use server::{CLOSE_TIMEOUT, Role};
 pub use unresponsive::unix_ms;

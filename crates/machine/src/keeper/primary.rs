@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use onecopy_checkpoint::delta::{Counts, Sizes};
+use onecopy_checkpoint::delta::{Counts, HeldEpoch, Sizes};
 use onecopy_checkpoint::image::Image;
 use onecopy_checkpoint::take::{self, After, Parts, Taken};
 use onecopy_hypervisor::State;
@@ -110,7 +110,20 @@ impl Run {
     fn send(&self, sender: &mut Sender, cut: Cut, since: Option<Cut>, devices: &[u8]) -> Result<Counts, String> {
         let home = self.work.keeper.home();
         let blocks = EpochBlocks::open(home, self.disk, cut.disk, since.map(|since| since.disk)).map_err(words)?;
-        let counts = self.work.send(sender, cut.memory, since.map(|since| since.memory), Some(&blocks), devices)?;
+        self.send_with(sender, cut, since, &blocks, devices)
+    }
+
+    /// The same, with these blocks of the disk.
+    fn send_with(
+        &self,
+        sender: &mut Sender,
+        cut: Cut,
+        since: Option<Cut>,
+        blocks: &EpochBlocks,
+        devices: &[u8],
+    ) -> Result<Counts, String> {
+        let home = self.work.keeper.home();
+        let counts = self.work.send(sender, cut.memory, since.map(|since| since.memory), Some(blocks), devices)?;
         self.work.ask::<()>(Request::Release)?;
         if let Some(map) = &mut sender.page_map {
             map.set_epoch(cut.disk, cut.memory);
@@ -138,23 +151,43 @@ impl Run {
         sender.say(&Said::Hello { token: self.departure.token.clone(), hardware })?;
         sender.send(image.prefix())?;
         let answer = sender.answer()?;
-        let Answered::Accepted { fences, .. } = answer else { return Err(answer.instead_of("accepted")) };
+        let Answered::Accepted { fences, tells_disk, .. } = answer else { return Err(answer.instead_of("accepted")) };
         self.departure.fences = fences;
-        let mut last = None;
-        for copied in 1.. {
+        let mut last = self.copy_all(sender, tells_disk)?;
+        sender.say(&Said::Wait {})?;
+        let answer = sender.answer()?;
+        let Answered::Waiting {} = answer else { return Err(answer.instead_of("waiting")) };
+        for copied in 2.. {
             let cut = Cut { disk: disk_epochs::cut(home).map_err(words)?, memory: self.work.cut()?.epoch };
             let longest = if copied < BRAKED_COPY { Duration::MAX } else { OUTPUT_BEHIND_MAX };
-            let counts = self.braked(longest, || self.send(sender, cut, last, &[]))?;
-            if last.replace(cut).is_none() {
-                sender.say(&Said::Wait {})?;
-                let answer = sender.answer()?;
-                let Answered::Waiting {} = answer else { return Err(answer.instead_of("waiting")) };
-            }
+            let counts = self.braked(longest, || self.send(sender, cut, Some(last), &[]))?;
+            last = cut;
             if counts.pieces() <= LITTLE_PIECES || copied >= COPIES_MAX {
                 return Ok(cut);
             }
         }
         unreachable!("it is copied a few times at most")
+    }
+
+    /// Sends all of it, but what the backup tells that it has of the disk.
+    fn copy_all(&self, sender: &mut Sender, tells_disk: bool) -> Result<Cut, String> {
+        let home = self.work.keeper.home();
+        let disk = disk_epochs::cut(home).map_err(words)?;
+        let blocks = match tells_disk {
+            true => {
+                let (blocks, same) = EpochBlocks::open_compared(home, self.disk, disk, sender).map_err(words)?;
+                self.work.keeper.change_protection(|status| status.same_blocks += same);
+                if let Some(map) = &mut sender.page_map {
+                    // What it has of the disk can be referred to.
+                    map.set_epoch(disk, HeldEpoch::NOTHING.epoch);
+                }
+                blocks
+            }
+            false => EpochBlocks::open(home, self.disk, disk, None).map_err(words)?,
+        };
+        let cut = Cut { disk, memory: self.work.cut()?.epoch };
+        self.send_with(sender, cut, None, &blocks, &[])?;
+        Ok(cut)
     }
 
     /// Takes and sends checkpoints until something else is wanted.

@@ -243,7 +243,7 @@ async fn session(
         token: format!("{:032x}", rand::random::<u128>()),
         to: order.to.clone(),
         keys: order.keys.clone(),
-        disk: home.disk().file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        disk: home.disk_name(),
         snapshot: String::new(),
         state: DepartureState::Begun,
         is_whole: false,
@@ -257,10 +257,15 @@ async fn session(
     }
     let network = receive_order::network(keeper, &configuration, &migration)?;
     let receive = receive_order::of(home, &migration, &departure).map_err(words)?;
-    let receive =
-        ReceiveOrder { network, detection_s: order.detection_s, asks_etcd: !order.etcd.is_empty(), ..receive };
+    let receive = ReceiveOrder {
+        network,
+        detection_s: order.detection_s,
+        compares_disk: !order.sends_all,
+        asks_etcd: !order.etcd.is_empty(),
+        ..receive
+    };
     departure.begin(home).map_err(words)?;
-    let opened = receive_order::send(&migration, receive).await;
+    let opened = receive_order::send(home, &migration, receive).await;
     let handle = Handle::current();
     let outcome = match opened.and_then(|far| carried(&handle, far).map_err(words)) {
         Ok(stream) => {

@@ -150,6 +150,9 @@ pub struct ProtectionStatus {
     /// Blocks of the disk whose content the backup had, in memory.
     #[serde(default)]
     pub known_blocks: u64,
+    /// Blocks of the disk that the backup had before it was copied, in the image or of an earlier time.
+    #[serde(default)]
+    pub same_blocks: u64,
 }
 
 impl ProtectionStatus {
@@ -174,6 +177,7 @@ impl ProtectionStatus {
             known_pages: 0,
             data_blocks: 0,
             known_blocks: 0,
+            same_blocks: 0,
         }
     }
 }

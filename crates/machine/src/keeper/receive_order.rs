@@ -3,6 +3,7 @@
 use onecopy_clone::network::client::Stream;
 
 use super::MigrationOrder;
+use super::migrate::words;
 use super::state::Keeper;
 use crate::migration::{self, Departure, HostOrder, ReceiveOrder};
 use crate::network_holder::is_to_hold;
@@ -36,6 +37,9 @@ pub(super) fn of(
         shared_disk: None,
         protects: departure.protects,
         detection_s: None,
+        compares_disk: false,
+        came_by: None,
+        secret: None,
         asks_etcd: false,
     })
 }
@@ -67,16 +71,32 @@ pub(super) fn network(
     Ok(Some(there))
 }
 
-/// Orders the other host to take the machine. One that knows nothing of shared storage is asked without.
-pub(super) async fn send(order: &MigrationOrder, receive: ReceiveOrder) -> Result<Box<dyn Stream>, String> {
-    let ask = async |receive: &ReceiveOrder| {
-        migration::open(&order.to, &order.keys, &HostOrder::Receive(Box::new(receive.clone()))).await
-    };
-    let opened = match ask(&receive).await {
-        Err(reason) if receive.shared_disk.is_some() && is_unknown(&reason, "shared_disk") => {
-            ask(&ReceiveOrder { shared_disk: None, ..receive }).await
+/// Orders the other host to take the machine. One that knows nothing of shared storage, or of what it may leave out, is
+/// asked without.
+pub(super) async fn send(
+    home: &MachineHome,
+    order: &MigrationOrder,
+    receive: ReceiveOrder,
+) -> Result<Box<dyn Stream>, String> {
+    let came_by = receive.compares_disk.then(|| migration::came_by(home)).transpose().unwrap_or_else(|error| {
+        tracing::warn!(%error, "the disk that the machine had there travels");
+        None
+    });
+    let came_by = came_by.flatten();
+    let secret = Some(migration::renew_secret(home).map_err(words)?);
+    let mut receive = ReceiveOrder { came_by, secret, ..receive };
+    let opened = loop {
+        let asked = HostOrder::Receive(Box::new(receive.clone()));
+        let opened = migration::open(&order.to, &order.keys, &asked).await;
+        let are_unknown =
+            |fields: &[&str]| opened.as_ref().is_err_and(|reason| fields.iter().any(|field| is_unknown(reason, field)));
+        if receive.shared_disk.is_some() && are_unknown(&["shared_disk"]) {
+            receive.shared_disk = None;
+        } else if receive.secret.is_some() && are_unknown(&["compares_disk", "came_by", "secret"]) {
+            (receive.compares_disk, receive.came_by, receive.secret) = (false, None, None);
+        } else {
+            break opened;
         }
-        opened => opened,
     };
     opened.map_err(|reason| {
         let unknown = [

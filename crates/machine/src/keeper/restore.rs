@@ -33,7 +33,7 @@ use super::server::Role;
 use super::{frozen, guest};
 use crate::fork::StartPoint;
 use crate::hardware::Hardware;
-use crate::home::{absent_is_fine, give_all};
+use crate::home::{absent_is_fine, copied_base, give_all, remove_any};
 use crate::{MachineConfiguration, MachineError, MachineHome, hypervisor_failed};
 
 /// How long QEMU may take to read its devices' state.
@@ -100,13 +100,14 @@ pub(super) fn give_up(home: &MachineHome, disk: u64) -> Result<(), MachineError>
 }
 
 /// Forgets what a restore has made where no guest was let go with it. The machine does not run.
-pub(super) fn forget(home: &MachineHome) -> Result<(), MachineError> {
+pub(crate) fn forget(home: &MachineHome) -> Result<(), MachineError> {
     let path = home.restoring_file();
     let Some(number) = number_in(&path)? else { return Ok(()) };
     end_left_server(Role::Disk, home, Signal::TERM);
     for left in [new_disk(home), home.numbered_disk(number)] {
         absent_is_fine(fs::remove_dir_all(&left)).map_err(MachineError::file("remove", &left))?;
     }
+    remove_any(&copied_base(&home.numbered_disk(number)))?;
     let shadow = home.memory_shadow();
     absent_is_fine(fs::remove_file(&shadow)).map_err(MachineError::file("remove", &shadow))?;
     // Without it the disk would be the machine's.

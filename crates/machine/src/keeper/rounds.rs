@@ -10,9 +10,11 @@ use onecopy_checkpoint::delta::{
     Changed, Counts, Encoder, Epoch, Known, NothingKnown, Options, Sizes, Source, Version,
 };
 use onecopy_checkpoint::link::{Pace, Sending, Session};
+use onecopy_checkpoint::take::Cause;
 use onecopy_checkpoint::{LinkError, PAGE_BYTES};
 use onecopy_clone::network::protocol::words as other_hosts_words;
 
+use super::disk_comparison::Peer;
 use super::disk_epochs::EpochBlocks;
 use super::link::{Answered, Said, SourceLink, TURN_TIMEOUT, Watch, directions, message, set_protected, understand};
 use super::migrate::{Work, words};
@@ -95,6 +97,17 @@ impl Sender {
     /// What the other side answers, for which it has [`TURN_TIMEOUT`].
     pub(super) fn answer(&mut self) -> Result<Answered, String> {
         self.link.hear().and_then(|answered| understand(&answered)).map_err(lost)
+    }
+}
+
+impl Peer for Sender {
+    fn say(&mut self, message: &[u8]) -> Result<(), Cause> {
+        Ok(self.send(message)?)
+    }
+
+    /// For which the other side has [`TURN_TIMEOUT`].
+    fn hear(&mut self) -> Result<Vec<u8>, Cause> {
+        Ok(self.link.hear().map_err(lost)?)
     }
 }
 

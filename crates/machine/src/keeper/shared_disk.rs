@@ -16,7 +16,9 @@ use onecopy_disk_server::protocol::{Request, WANTED_MAX, WantedContent};
 use onecopy_postgres::ServiceUser;
 use tokio::runtime::Handle;
 
+use super::migrate::words;
 use crate::migration::SharedDisk;
+use crate::snapshot_server::ServedSnapshot;
 use crate::{MachineHome, SnapshotServer};
 
 /// How long a read of a snapshot may take: storage that hangs is not read any more, and what it holds travels.
@@ -141,6 +143,26 @@ pub(super) fn nbd_url(export: &str, socket: &Path) -> String {
     format!("nbd+unix:///{export}?socket={encoded}")
 }
 
+/// Has a disk read, at a socket of this name, by a process of the account that its files belong to; that process ends
+/// when it is dropped. In a thread that blocks.
+///
+/// # Errors
+/// In words: it is not to be had.
+pub(super) fn serve(
+    home: &MachineHome,
+    user: &ServiceUser,
+    socket: &str,
+    disk: ServedSnapshot<'_>,
+) -> Result<(NbdClient, SnapshotServer), String> {
+    let socket = home.in_run(socket);
+    let mut server = SnapshotServer::start(home, user, socket.clone(), disk).map_err(words)?;
+    Handle::current().block_on(server.connect())?;
+    let (account, source_timeout) = (Some(user.user_id()), Some(READ_TIMEOUT));
+    let options = NbdClientOptions { account, source_timeout, ..NbdClientOptions::default() };
+    let source = NbdClient::connect(&nbd_url("", &socket), options).map_err(words)?;
+    Ok((source, server))
+}
+
 /// The snapshot of a disk that another host has, read on storage that this one has, too: by a process of the account
 /// that the disk's files belong to.
 pub(super) struct SharedSnapshot {
@@ -155,13 +177,7 @@ impl SharedSnapshot {
     /// # Errors
     /// In words: it is not to be had here.
     pub(super) fn open(home: &MachineHome, user: &ServiceUser, disk: &SharedDisk) -> Result<SharedSnapshot, String> {
-        let socket = home.in_run("shared-snapshot.sock");
-        let server = SnapshotServer::start(home, user, socket.clone(), disk.snapshot(&disk.begun));
-        let mut server = server.map_err(|error| error.to_string())?;
-        Handle::current().block_on(server.connect())?;
-        let (account, source_timeout) = (Some(user.user_id()), Some(READ_TIMEOUT));
-        let options = NbdClientOptions { account, source_timeout, ..NbdClientOptions::default() };
-        let source = NbdClient::connect(&nbd_url("", &socket), options).map_err(|error| error.to_string())?;
+        let (source, server) = serve(home, user, "shared-snapshot.sock", disk.snapshot(&disk.begun))?;
         let blocks = SnapshotBlocks::new(Arc::new(source), disk.begun.clone());
         Ok(SharedSnapshot { blocks, _server: server })
     }

@@ -132,7 +132,8 @@ async fn wait_for_room(
 pub(crate) fn promise(home: &MachineHome, record: &Arrival) -> Result<(), MachineError> {
     // First: no start removes the disk of a machine that is said to be here.
     restore::commit(home)?;
-    Arrival { state: ArrivalState::Here, ..record.clone() }.write(home)?;
+    // What was for its coming an earlier build need not know.
+    Arrival { state: ArrivalState::Here, compares_disk: false, ..record.clone() }.write(home)?;
     // From here on each keeper lets it go.
     desired_state::begin_arrived(home)
 }
@@ -307,6 +308,7 @@ mod tests {
             fence: None,
             etcd: Vec::new(),
             detection_s: None,
+            compares_disk: false,
         }
     }
 

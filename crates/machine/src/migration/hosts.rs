@@ -95,9 +95,40 @@ pub struct ReceiveOrder {
     /// As in [`ProtectionOrder`](crate::keeper::ProtectionOrder).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detection_s: Option<u64>,
+    /// Of one that is to be protected: what the other host has of its disk is left out.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub compares_disk: bool,
+    /// With `compares_disk`: the `secret` of the order by which it has come to the source's host, if it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub came_by: Option<String>,
+    /// What nobody knows but the two hosts: by it the machine may come back to the disk that it leaves here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<String>,
     /// etcd decides where it goes on, and has been told so: [`Etcd::introduce`](crate::Etcd::introduce).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub asks_etcd: bool,
+}
+
+/// What of an order nobody else may know.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ArrivalSecrets<'a> {
+    /// [`ReceiveOrder::password`].
+    pub password: Option<&'a str>,
+    /// [`ReceiveOrder::came_by`].
+    pub came_by: Option<&'a str>,
+    /// [`ReceiveOrder::secret`].
+    pub secret: Option<&'a str>,
+}
+
+impl ArrivalSecrets<'_> {
+    /// Those of an order.
+    pub fn of(order: &ReceiveOrder) -> ArrivalSecrets<'_> {
+        ArrivalSecrets {
+            password: order.password.as_deref(),
+            came_by: order.came_by.as_deref(),
+            secret: order.secret.as_deref(),
+        }
+    }
 }
 
 /// What the source's host says of a migration.

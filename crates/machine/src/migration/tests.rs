@@ -4,11 +4,13 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
+use onecopy_disk::{CreateOptions, Disk};
 use onecopy_hypervisor::State;
 
 use super::*;
 use crate::desired_state::{DesiredState, Takeover};
 use crate::keeper::verdict;
+use crate::{GuestImage, MachineConfiguration};
 
 /// One host's part of a migration: its files are real, its QEMU is a word.
 struct Side {
@@ -90,6 +92,7 @@ fn arrival(state: ArrivalState) -> Arrival {
         fence: None,
         etcd: Vec::new(),
         detection_s: None,
+        compares_disk: false,
     }
 }
 
@@ -344,4 +347,84 @@ async fn t30_a_machine_whose_disk_still_comes_is_not_restored() {
     assert!(refused.contains("not all here yet"), "{refused}");
     Arrival { is_whole: true, ..arrival(ArrivalState::Here) }.write(&home).unwrap();
     machine.check_disk_is_here().unwrap();
+}
+
+/// Only the host to which a machine went from here hears what is in the disk that it had here, and only as long as the
+/// machine is not here.
+///
+/// Spec: D8
+#[tokio::test]
+async fn p7_a_disk_is_compared_with_what_comes_from_where_it_went_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let side = Side::new(directory.path(), "here").await;
+    let home = &side.home;
+    let may = |secret: &str| Arrival::may_compare(home, Some(secret)).unwrap();
+    let first = renew_secret(home).unwrap();
+    let departure = departure();
+    departure.write(home).unwrap();
+    assert!(!may(&first), "it is here");
+    side.note(DesiredState::Migrated);
+    assert!(!may(&first), "it is not known to run there");
+    Departure { state: DepartureState::Gone, ..departure.clone() }.write(home).unwrap();
+    assert!(may(&first) && !may(&departure.token) && !Arrival::may_compare(home, None).unwrap());
+    let second = renew_secret(home).unwrap();
+    assert!(may(&second) && !may(&first), "by another order");
+    // As it comes back, and where that was broken off.
+    fs::remove_file(home.migration_file()).unwrap();
+    arrival(ArrivalState::Discarded).write(home).unwrap();
+    assert!(may(&second));
+    arrival(ArrivalState::Here).write(home).unwrap();
+    assert!(!may(&second));
+    arrival(ArrivalState::Discarded).write(home).unwrap();
+    fs::remove_file(home.went_by_file()).unwrap();
+    assert!(!may(&second) && !Arrival::may_compare(home, None).unwrap());
+}
+
+/// What a machine has left that comes back to be protected goes, but for its disk, where the source has come by its
+/// secret and the image is the same.
+///
+/// Spec: D8
+#[tokio::test]
+async fn p7_a_machine_that_comes_back_finds_the_disk_that_it_had() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let image = |name: &str, kernel: &str| {
+        let image = directory.path().join(name);
+        fs::create_dir(&image).unwrap();
+        let manifest = "postgresql = \"17.6\"\n";
+        let files = [("vmlinuz", kernel), ("initrd", "i"), ("root.img", "1234"), ("manifest.toml", manifest)];
+        files.iter().for_each(|(name, content)| fs::write(image.join(name), content).unwrap());
+        GuestImage::find(Some(&image)).unwrap()
+    };
+    let (same, other) = (image("same", "k"), image("other", "l"));
+    let cases = [(true, true, &same, true), (false, true, &same, false), (true, false, &same, false)];
+    for (number, (knows_it, compares_disk, image, stays)) in
+        cases.into_iter().chain([(true, true, &other, false)]).enumerate()
+    {
+        let side = Side::new(directory.path(), &format!("here{number}")).await;
+        let home = &side.home;
+        fs::remove_dir_all(home.disk()).unwrap();
+        Disk::create(&home.disk(), &CreateOptions { size_bytes: 1 << 20, base: None, copy_base: false }).unwrap();
+        fs::create_dir(home.image()).unwrap();
+        same.bring_to(&home.image()).unwrap();
+        let configuration = MachineConfiguration::new(home.image());
+        configuration.write(&home.configuration_file()).unwrap();
+        let secret = renew_secret(home).unwrap();
+        Departure { state: DepartureState::Gone, ..departure() }.write(home).unwrap();
+        side.note(DesiredState::Migrated);
+        fs::write(home.keeper_log(), "words").unwrap();
+        let came = Arrival { compares_disk, token: "three".to_owned(), ..arrival(ArrivalState::Begun) };
+        let secrets = ArrivalSecrets { came_by: knows_it.then_some(&*secret), secret: Some("new"), password: None };
+        home.make_arriving(image, &configuration, &came, secrets, &side.user).unwrap();
+        assert!(!home.keeper_log().exists() && !home.migration_file().exists() && !home.is_migrated());
+        assert_eq!((came_by(home).unwrap().as_deref(), Arrival::of(home).unwrap()), (Some("new"), Some(came)));
+        assert_eq!((home.has_former_disk(), home.disk().join("header").exists()), (stays, stays), "{number}");
+        assert_eq!(home.next_disk(), u64::from(stays));
+        assert_eq!(fs::read(home.image().join("vmlinuz")).unwrap(), fs::read(image.kernel()).unwrap());
+        // It is told, and forgotten.
+        home.forget_disks_before(1).unwrap();
+        assert!(!home.has_former_disk() && !home.disk().exists() && !home.went_by_file().exists());
+        assert!(!home.layers_file().exists());
+        home.remove().unwrap();
+        assert!(!home.root().exists());
+    }
 }

@@ -1,5 +1,5 @@
 //! `onecopy snapshot-server`: one snapshot of a disk over NBD, for the host to which its machine moves. It reads the
-//! disk's files beside whoever has the disk, and needs nobody who has it.
+//! disk's files beside whoever has the disk, and needs nobody who has it. Or the disk as it is, where nobody has it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use landlock::{
     RulesetCreatedAttr,
 };
 use onecopy_disk::nbd::{Address, Server, ServerOptions, SourceExports};
-use onecopy_disk::{Source, View};
+use onecopy_disk::{At, Disk, OpenOptions, Source, View};
 
 use crate::signals::{HangUp, StopSignal};
 
@@ -25,18 +25,18 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long requests that are under way have to finish.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Let one snapshot of a disk be read over NBD, and nothing else
+/// Let one snapshot of a disk be read over NBD, or a disk that nobody has, and nothing else
 #[derive(Debug, Args)]
 pub struct SnapshotServer {
     /// The disk's directory
     directory: PathBuf,
-    /// The snapshot
-    snapshot: String,
+    /// The snapshot; without it: the disk as it is, which nobody else may have meanwhile
+    snapshot: Option<String>,
     /// Where clients come in
     #[arg(long, value_name = "ADDRESS")]
     nbd: Address,
     /// Read nothing outside of this directory, whatever the disk names as its base: another host has made it
-    #[arg(long, value_name = "DIRECTORY")]
+    #[arg(long, value_name = "DIRECTORY", requires = "snapshot")]
     only_beneath: Option<PathBuf>,
 }
 
@@ -46,13 +46,20 @@ impl SnapshotServer {
         crate::logging::start("info");
         // First: whoever has started it may die at any time.
         let parent = rustix::process::getppid();
-        let view: Arc<dyn Source> = Arc::new(match &self.only_beneath {
-            Some(directory) => {
-                self.confine(directory).context("the disk of another host is read confined by Landlock (Linux 6.7)")?;
-                View::open_of_files(&self.directory, &self.snapshot)?
+        if let Some(directory) = &self.only_beneath {
+            self.confine(directory).context("the disk of another host is read confined by Landlock (Linux 6.7)")?;
+        }
+        let (view, _disk) = match &self.snapshot {
+            Some(snapshot) if self.only_beneath.is_some() => (View::open_of_files(&self.directory, snapshot)?, None),
+            Some(snapshot) => (View::open(&self.directory, snapshot)?, None),
+            None => {
+                // Nobody waits for the rest of a base that is copied.
+                let options = OpenOptions { hydration_limit: Some(0), ..OpenOptions::default() };
+                let disk = Disk::open(&self.directory, options)?;
+                (disk.view(&At::Current)?, Some(disk))
             }
-            None => View::open(&self.directory, &self.snapshot)?,
-        });
+        };
+        let view: Arc<dyn Source> = Arc::new(view);
         let exports = Arc::new(SourceExports::new([(String::new(), view)]));
         let addresses = vec![self.nbd.clone()];
         let options = ServerOptions { addresses, tls: None, connections_max: CONNECTIONS_MAX };

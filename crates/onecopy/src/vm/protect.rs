@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use indicatif::HumanBytes;
+use onecopy_disk::BLOCK_BYTES;
 use onecopy_host::Progress;
 use onecopy_machine::Endpoint;
 use onecopy_machine::keeper::{
@@ -192,7 +193,12 @@ pub fn line(status: &ProtectionStatus) -> String {
     let reason = status.reason.as_deref().unwrap_or("not known why");
     match (status.role, status.state) {
         (ProtectionRole::Primary, ProtectionState::Copying) => {
-            format!("it is copied to {host}, and not protected yet: {}", HumanBytes(status.bytes))
+            let (sent, same) = (HumanBytes(status.bytes), HumanBytes(status.same_blocks * BLOCK_BYTES));
+            let there = match status.same_blocks {
+                0 => String::new(),
+                _ => format!(", {same} of its disk were there"),
+            };
+            format!("it is copied to {host}, and not protected yet: {sent} sent{there}")
         }
         (ProtectionRole::Primary, ProtectionState::Protected) => format!(
             "protected by {host}: {epochs} checkpoints{age}, every {} ms, for which it stands {:.1} ms{}",

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use onecopy_hypervisor::Qemu;
 use onecopy_machine::keeper::check_detection;
 use onecopy_machine::migration::{
-    self, Arrival, ArrivalState, Departure, HostOrder, ReceiveOrder, SharedDisk, Verdict,
+    self, Arrival, ArrivalSecrets, ArrivalState, Departure, HostOrder, ReceiveOrder, SharedDisk, Verdict,
 };
 use onecopy_machine::{
     BridgedNetwork, Endpoint, Etcd, Forward, GuestImage, Machine, MachineConfiguration, MachineError, MachineHome,
@@ -92,15 +92,16 @@ impl Machines {
             fence: self.fence.clone().filter(|_| order.protects && etcd.is_empty()),
             etcd,
             detection_s: order.detection_s,
+            compares_disk: order.protects && order.compares_disk,
         };
-        let (user, made, password) = (self.user.clone(), home.clone(), order.password.clone());
+        let (user, made, order) = (self.user.clone(), home.clone(), order.clone());
         let make = Arc::new(move || {
             let _alone = match made.is_made().then(|| keep_alone(&made)) {
                 // It has gone meanwhile.
                 Some(Err(_)) if !made.is_made() => None,
                 alone => alone.transpose()?,
             };
-            made.make_arriving(&image, &configuration, &record, password.as_deref(), &user)
+            made.make_arriving(&image, &configuration, &record, ArrivalSecrets::of(&order), &user)
         });
         let begun = Instant::now();
         loop {

@@ -145,6 +145,9 @@ fn order(image: &str) -> ReceiveOrder {
         shared_disk: None,
         protects: false,
         detection_s: None,
+        compares_disk: false,
+        came_by: None,
+        secret: None,
         asks_etcd: false,
     }
 }
