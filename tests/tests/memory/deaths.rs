@@ -102,7 +102,7 @@ async fn pause(milliseconds: std::ops::Range<u64>) {
 }
 
 /// Kills processes of a server by turns. It comes back between two deaths: a machine may be so busy that it never would
-/// otherwise. A standby of 18 may not by itself, and is started again: docs/compatibility.md.
+/// otherwise. One that ends instead (`may_end`) is started again.
 async fn kill_at_random(
     server: &TestServer,
     stopping: &AtomicBool,
@@ -130,13 +130,13 @@ async fn kill_at_random(
     Ok(())
 }
 
-/// Starts a standby again that has ended in that way.
+/// Starts a server again that has ended as it was told to.
 async fn start_again(server: &TestServer) -> anyhow::Result<()> {
     if server.server.is_running() {
         return Ok(());
     }
     let log = String::from_utf8_lossy(&std::fs::read(server.server.log_file())?).into_owned();
-    ensure!(log.contains("WAL contains references to invalid pages"), "{} has ended: {log}", server.name);
+    ensure!(log.contains("because \"restart_after_crash\" is off"), "{} has ended: {log}", server.name);
     server.server.start().await?;
     println!("{} was started again", server.name);
     Ok(())
@@ -197,6 +197,13 @@ async fn deaths_lose_nothing(version: Version) -> anyhow::Result<()> {
         server.connect("checkpoint").await?.run("CHECKPOINT").await?;
         harness.wait_replayed().await?;
     }
+    let may_end = version == Version::Eighteen;
+    if may_end {
+        // A standby of it that comes back by itself is not consistent at first: docs/compatibility.md.
+        let settings = standby.connect("settings").await?;
+        settings.run("ALTER SYSTEM SET restart_after_crash = off").await?;
+        settings.run("SELECT pg_reload_conf()").await?;
+    }
     let (shared, stopping, seconds) = (Arc::new(Shared::default()), AtomicBool::new(false), load_seconds(SECONDS)?);
     let mut clients = JoinSet::new();
     for number in 0..WRITERS {
@@ -219,7 +226,7 @@ async fn deaths_lose_nothing(version: Version) -> anyhow::Result<()> {
         ask_at_random(leader, &stopping, &progress.granted[0]),
         ask_at_random(standby, &stopping, &progress.granted[1]),
         kill_at_random(leader, &stopping, &progress.kills[0], &progress.granted[0], false),
-        kill_at_random(standby, &stopping, &progress.kills[1], &progress.granted[1], version == Version::Eighteen),
+        kill_at_random(standby, &stopping, &progress.kills[1], &progress.granted[1], may_end),
         kill_agents(leader, &stopping, &progress.agents[0]),
         kill_agents(standby, &stopping, &progress.agents[1]),
         change_schema(leader, &stopping, &progress),
