@@ -2,8 +2,8 @@
 //! disk, and says by digests what that is.
 //!
 //! ```text
-//!  destination                                                  source
-//!  the image, or the disk of before ──> copy ── digests ──────> compared with the disk's first epoch
+//!  destination                                            source
+//!  the image, or the disk of before ──> copy ── digests ──> compared with the disk's first epoch
 //!                                       copy <── what differs, and what was not told and is not zeros
 //! ```
 //!
