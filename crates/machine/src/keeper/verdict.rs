@@ -7,6 +7,8 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use onecopy_checkpoint::CheckpointError;
+use onecopy_checkpoint::memory::synchronize;
 use onecopy_hypervisor::Machine;
 use onecopy_postgres::ServiceUser;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -108,9 +110,13 @@ async fn wait_for_room(
     let order = HostOrder::Verdict(record.which(home));
     let asked = async {
         tokio::time::sleep(VERDICT_INTERVAL).await;
-        match tokio::fs::File::open(home.memory()).await {
-            Err(error) if matches!(error.kind(), ErrorKind::NotConnected | ErrorKind::ConnectionAborted) => {
-                Err(MachineError::file("open", home.memory())(error))
+        let memory = home.memory();
+        let served = tokio::task::spawn_blocking(move || synchronize(&memory)).await;
+        match served.map_err(|error| MachineError::Task(format!("looking at a memory ended: {error}")))? {
+            Err(CheckpointError::Io { source, .. })
+                if matches!(source.kind(), ErrorKind::NotConnected | ErrorKind::ConnectionAborted) =>
+            {
+                Err(MachineError::file("open", home.memory())(source))
             }
             _ => Ok(migration::ask::<Verdict>(&record.origin, &record.keys, &order).await),
         }
