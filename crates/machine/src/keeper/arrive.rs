@@ -22,7 +22,7 @@ use onecopy_checkpoint::memory::GuestMemory;
 use onecopy_checkpoint::restore::{Prefix, stream};
 use onecopy_hypervisor::Machine;
 use onecopy_postgres::ServiceUser;
-use tokio::sync::watch;
+use tokio::sync::{OwnedRwLockReadGuard, watch};
 
 use super::arriving_disk::{make_disk, serve_source};
 use super::backup::{self, Copy};
@@ -64,6 +64,8 @@ pub(super) struct Arriving {
     pub(super) has_snapshot: watch::Sender<bool>,
     /// Of a machine that is only protected here: what is written into.
     pub(super) copy: Option<Copy>,
+    /// Of one that comes, from before its memory is opened until that is closed.
+    pub(super) memory_open: Option<OwnedRwLockReadGuard<()>>,
     /// What QEMU waits for.
     pub(super) restored: Restored,
 }
@@ -155,16 +157,21 @@ async fn receive(
         prepared.await.map_err(|error| MachineError::Task(format!("making a memory ended: {error}")))??;
     let server = Server::start(home, Launch::Memory(descriptors)).await;
     let server = server.map_err(|reason| MachineError::Ended { machine: home.name().to_string(), reason })?;
+    let server = server.once_closed(&keeper.memory_open);
+    let mut memory_open = Some(Arc::clone(&keeper.memory_open).read_owned().await);
     let restored = Restored::waiting(home, disk)?;
     let has_snapshot = watch::channel(false).0;
     if let Some(first) = copy.take() {
-        let over = memory_of(home).and_then(|memory| first.over(home, memory));
+        let over = memory_of(home).and_then(|memory| first.over(home, memory, memory_open.take()));
         copy = Some(over.map_err(|error| failed(home, error))?);
     } else {
         serve_source(home, user, &record, has_snapshot.subscribe())?;
     }
     let keeper = Arc::clone(keeper);
-    Ok((server, Arriving { link, stream, decoder, prefix, shared, record, keeper, has_snapshot, copy, restored }))
+    Ok((
+        server,
+        Arriving { link, stream, decoder, prefix, shared, record, keeper, has_snapshot, copy, memory_open, restored },
+    ))
 }
 
 /// What has come when all of the memory was sent once.
@@ -361,12 +368,14 @@ impl Arriving {
 
     /// Takes what is left, and gives it to a QEMU that waits: the machine stands then.
     async fn load(self, home: &MachineHome, machine: &Machine) -> Result<DestinationLink, MachineError> {
-        let Arriving { mut link, mut decoder, prefix, shared, has_snapshot, copy, restored, .. } = self;
+        let Arriving { mut link, mut decoder, prefix, shared, has_snapshot, copy, memory_open, restored, .. } = self;
         let own = home.clone();
         let received = tokio::task::spawn_blocking(move || {
             if let Some(copy) = copy {
                 return copy.synchronize().map(|()| (link, decoder, Some(copy))).map_err(words);
             }
+            // Dropped after the memory is closed.
+            let _open = memory_open;
             let memory = MemoryFile { file: memory_of(&own).map_err(words)?, is_new: false };
             link.say(&message(&Answered::Waiting {})).map_err(words)?;
             // The last one has the state of its devices.

@@ -26,6 +26,7 @@ use onecopy_checkpoint::take::Cause;
 use onecopy_disk::{BaseSpecification, CreateOptions, Disk, Source};
 use onecopy_postgres::ServiceUser;
 use rustix::fs::FallocateFlags;
+use tokio::sync::OwnedRwLockReadGuard;
 
 use super::disk_comparison::{self, Peer, Told};
 use super::restore;
@@ -48,6 +49,8 @@ const SYNCHRONIZE_INTERVAL: Duration = Duration::from_secs(1);
 /// Memory and disk of a protected machine.
 pub(super) struct Copy {
     memory: File,
+    /// Let go once that is closed: [`MemoryOpen`](super::memory_file::MemoryOpen).
+    _open: Option<OwnedRwLockReadGuard<()>>,
     disk: File,
     /// Nothing is in them but what the disk begins with: without the first epoch they are of no use, and it is written
     /// in place.
@@ -160,13 +163,18 @@ impl Copy {
     pub(super) fn new(home: &MachineHome, memory: File, disk: File, is_new: bool) -> io::Result<Copy> {
         let spool = unnamed(&home.root().join("protected.spool"))?;
         let (staged, synchronized) = (Mutex::default(), Mutex::new(Instant::now()));
-        Ok(Copy { memory, disk, is_new, spool, staged, synchronized, written: Arc::default() })
+        Ok(Copy { memory, _open: None, disk, is_new, spool, staged, synchronized, written: Arc::default() })
     }
 
     /// The same disk, with a memory that QEMU has.
-    pub(super) fn over(self, home: &MachineHome, memory: File) -> io::Result<Copy> {
+    pub(super) fn over(
+        self,
+        home: &MachineHome,
+        memory: File,
+        open: Option<OwnedRwLockReadGuard<()>>,
+    ) -> io::Result<Copy> {
         let written = self.written;
-        Ok(Copy { written, ..Copy::new(home, memory, self.disk, false)? })
+        Ok(Copy { written, _open: open, ..Copy::new(home, memory, self.disk, false)? })
     }
 
     fn file(&self, space: Space) -> &File {

@@ -185,7 +185,7 @@ async fn served(home: &MachineHome, patience: Duration) -> Result<(u32, ServedMe
 }
 
 /// What its server holds, here.
-async fn descriptors(home: &MachineHome) -> Result<Descriptors, String> {
+pub(super) async fn descriptors(home: &MachineHome) -> Result<Descriptors, String> {
     let (process_id, told) = served(home, READY_TIMEOUT).await?;
     let taken = |number| descriptor_of(process_id, number).map_err(|error| format!("its descriptors: {error}"));
     Ok(Descriptors { device: taken(told.device_descriptor)?, state: taken(told.state_descriptor)? })

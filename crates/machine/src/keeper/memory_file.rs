@@ -3,10 +3,12 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use onecopy_checkpoint::PAGE_BYTES;
 use onecopy_checkpoint::delta::{Destination, HeldEpoch, Space, Version};
 use onecopy_checkpoint::take::Cause;
+use tokio::sync::RwLock;
 
 /// The file that is, or will be, the memory of the machine that comes. Without its source it is of no use: what comes
 /// is written in place.
@@ -15,6 +17,13 @@ pub(super) struct MemoryFile {
     /// There is nothing in it.
     pub(super) is_new: bool,
 }
+
+/// Held to be read by who has the memory open that a QEMU waits with, until that is closed; to write it is only waited
+/// for. The close waits until the memory's server has all that was written, or until nobody has the kernel's end
+/// (`/dev/fuse`) any more. A process that has both, and is killed together with that server, would wait for itself, and
+/// nothing could end it: so this keeper has not that end meanwhile. Source: `fuse_flush`, and `do_exit`, which lets go
+/// of files only after it has closed all of them.
+pub(super) type MemoryOpen = Arc<RwLock<()>>;
 
 impl MemoryFile {
     fn at(space: Space, first: u64) -> Result<u64, Cause> {

@@ -13,6 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onecopy_checkpoint::memory::Descriptors;
@@ -21,6 +22,8 @@ use onecopy_postgres::ServiceUser;
 use rustix::process::{Signal, geteuid, kill_process};
 use tokio::process::Child;
 
+use super::memory;
+use super::memory_file::MemoryOpen;
 use super::processes::{process_of, servers_of, serves, signal_if_it_serves};
 use crate::MachineHome;
 
@@ -139,6 +142,8 @@ pub(super) enum Launch {
     Memory(Descriptors),
     /// So does the network's.
     Network(NetworkDescriptors),
+    /// A memory's which this process has open: it has not what a server needs, so one that dies now is the last one.
+    OnceClosed(MemoryOpen),
 }
 
 /// What must outlive a network holder.
@@ -156,11 +161,14 @@ impl Launch {
             Launch::Disk(_) => Role::Disk,
             Launch::Memory(_) => Role::Memory,
             Launch::Network(_) => Role::Network,
+            Launch::OnceClosed(_) => Role::Memory,
         }
     }
 
-    fn command(&self, home: &MachineHome) -> std::process::Command {
-        match self {
+    /// Starts one. An error: this process cannot.
+    fn command(&self, home: &MachineHome) -> Result<std::process::Command, String> {
+        Ok(match self {
+            Launch::OnceClosed(_) => return Err("nobody has what its server needs".to_owned()),
             Launch::Disk(user) => {
                 let mut command = user.command(OWN_PROGRAM);
                 command.envs(std::env::vars_os().filter(|(name, _)| name == "RUST_LOG"));
@@ -173,7 +181,7 @@ impl Launch {
             Launch::Network(NetworkDescriptors { tap, state }) => {
                 taking_over(NETWORK_HOLDER_COMMAND, home, [("--tap", tap), ("--state", state)])
             }
-        }
+        })
     }
 }
 
@@ -266,6 +274,29 @@ impl Server {
         }
     }
 
+    /// The same of a memory that this process opens now: it lets go of what a server needs until that is closed.
+    pub(super) fn once_closed(mut self, open: &MemoryOpen) -> Server {
+        self.launch = Launch::OnceClosed(Arc::clone(open));
+        self
+    }
+
+    /// Whether no other one can be started when it dies.
+    pub(super) fn is_last(&self) -> bool {
+        matches!(self.launch, Launch::OnceClosed(_))
+    }
+
+    /// Waits until its memory is closed here, and takes what a server needs from this one.
+    async fn take_back(home: MachineHome, open: MemoryOpen) -> Launch {
+        loop {
+            drop(open.write().await);
+            match memory::descriptors(&home).await {
+                Ok(descriptors) => return Launch::Memory(descriptors),
+                Err(reason) => tracing::error!(reason, "a memory server that dies is not started again"),
+            }
+            tokio::time::sleep(HEALTHY_PERIOD).await;
+        }
+    }
+
     /// The one of a machine that is there, which waits for it: it serves once [`Server::next`] says so.
     pub(super) fn resume(home: &MachineHome, launch: Launch) -> Server {
         let begun = Instant::now();
@@ -295,7 +326,19 @@ impl Server {
         loop {
             match self.phase {
                 Phase::Serving => {
-                    let reason = self.wait_died().await;
+                    let reason = match &self.launch {
+                        Launch::OnceClosed(open) => {
+                            let taken = Server::take_back(self.home.clone(), Arc::clone(open));
+                            tokio::select! {
+                                reason = self.wait_died() => reason,
+                                launch = taken => {
+                                    self.launch = launch;
+                                    continue;
+                                }
+                            }
+                        }
+                        _ => self.wait_died().await,
+                    };
                     self.rest();
                     return ServerEvent::Died(reason);
                 }
@@ -395,7 +438,7 @@ impl Server {
         let log_path = role.log(&self.home);
         let log = fs::OpenOptions::new().create(true).append(true).mode(0o644).open(&log_path);
         let log = log.map_err(|error| format!("{}: {error}", log_path.display()))?;
-        let mut command = self.launch.command(&self.home);
+        let mut command = self.launch.command(&self.home)?;
         command.stdout(Stdio::null()).stderr(log);
         let child = tokio::process::Command::from(command).spawn().map_err(|error| error.to_string())?;
         let number = child.id().unwrap_or_default();
@@ -505,6 +548,35 @@ mod tests {
             process.wait().unwrap();
         }
         assert!(matches!(server.found(), Ok(None)));
+    }
+
+    /// Who waits for it gives up now and then; nothing is taken back before the memory is closed.
+    ///
+    /// Spec: D8
+    #[tokio::test]
+    async fn a_server_whose_memory_is_open_here_is_the_last_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = MachineHome::at(&directory.path().join("web")).unwrap();
+        fs::create_dir(home.root()).unwrap();
+        let mut command = std::process::Command::new("/bin/sh");
+        command.args(["-c", "read _", MEMORY_SERVER_COMMAND]).arg(home.root()).stdin(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        until("it is found", || servers_of(Role::Memory, &home).unwrap() == [process.id()]);
+        let open = MemoryOpen::default();
+        let is_open = Arc::clone(&open).read_owned().await;
+        let (launch, phase) = (Launch::OnceClosed(open), Phase::Serving);
+        let (adopted, begun) = (Some(Process::Adopted(process.id())), Instant::now());
+        let mut server = Server { home, launch, process: adopted, phase, begun, back_off: BACK_OFF_MIN };
+        for _ in 0..2 {
+            assert!(tokio::time::timeout(WATCH_INTERVAL, server.next()).await.is_err());
+            assert!(server.is_last() && server.process_id() == Some(process.id()));
+        }
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert!(matches!(server.next().await, ServerEvent::Died(_)));
+        drop(is_open);
+        let event = server.next().await;
+        assert!(matches!(&event, ServerEvent::Failed(reason) if reason.contains("nobody has")), "{event:?}");
     }
 
     #[tokio::test]

@@ -35,6 +35,15 @@ impl Servers {
                     // With the kernel's end of it, which nobody else has any more.
                     self.memory = None;
                 }
+                ServerEvent::Died(reason) if role == Role::Memory && self.is_last_of_memory() => {
+                    tracing::error!(
+                        reason,
+                        "the memory server has died while the memory's copy was being closed: the machine ends when it \
+                         touches a page that the host has not"
+                    );
+                    keeper.change(|status| status.memory_process_id = None);
+                    self.memory = None;
+                }
                 ServerEvent::Died(reason) => {
                     tracing::warn!(reason, "the {role} has died and is started again");
                     keeper.change(|status| match role {
@@ -59,6 +68,10 @@ impl Servers {
                 ServerEvent::Failed(reason) => tracing::error!(reason, "there is no {role}"),
             }
         }
+    }
+
+    fn is_last_of_memory(&self) -> bool {
+        self.memory.as_ref().is_some_and(Server::is_last)
     }
 
     fn process_id(&self, role: Role) -> Option<u32> {

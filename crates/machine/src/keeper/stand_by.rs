@@ -129,8 +129,19 @@ impl Arriving {
         user: &ServiceUser,
         machine: &Machine,
     ) -> Result<(), MachineError> {
-        let Arriving { mut link, stream, mut decoder, prefix, shared, record, keeper, has_snapshot, copy, restored } =
-            self;
+        let Arriving {
+            mut link,
+            stream,
+            mut decoder,
+            prefix,
+            shared,
+            record,
+            keeper,
+            has_snapshot,
+            copy,
+            memory_open,
+            restored,
+        } = self;
         let copy = copy.ok_or_else(|| failed(home, "there is no copy of it"))?;
         let status = ProtectionStatus::new(ProtectionRole::Backup, record.origin.clone());
         keeper.change(|told| told.protection = Some(status));
@@ -166,8 +177,19 @@ impl Arriving {
                 let (copy, told) = (Some(copy), Arc::clone(&keeper));
                 // Nothing more comes: where the source is lost now, a person decides.
                 told.change_protection(|status| status.state = ProtectionState::Unprotected);
-                let arriving =
-                    Arriving { link, stream, decoder, prefix, shared, record, keeper, has_snapshot, copy, restored };
+                let arriving = Arriving {
+                    link,
+                    stream,
+                    decoder,
+                    prefix,
+                    shared,
+                    record,
+                    keeper,
+                    has_snapshot,
+                    copy,
+                    memory_open,
+                    restored,
+                };
                 arriving.arrive(home, user, machine, heard).await?;
                 told.change(|told| told.protection = None);
                 return Ok(());

@@ -8,6 +8,7 @@ use onecopy_postgres::ServiceUser;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
+use super::memory_file::MemoryOpen;
 use super::protect::Protecting;
 use super::run::Stop;
 use super::{KeeperStatus, MachineState, ProtectionStatus};
@@ -39,6 +40,8 @@ pub(super) struct Keeper {
     pub(super) incoming: (mpsc::Sender<UnixStream>, tokio::sync::Mutex<mpsc::Receiver<UnixStream>>),
     /// Who waits for a word about the machine that has come by this migration, and stands.
     pub(super) deciding: Mutex<Option<(String, oneshot::Sender<bool>)>>,
+    /// Who has the memory open of a machine that comes.
+    pub(super) memory_open: MemoryOpen,
 }
 
 impl Keeper {
@@ -77,6 +80,7 @@ impl Keeper {
             gives_copy_up: AtomicBool::default(),
             incoming: (incoming, tokio::sync::Mutex::new(coming)),
             deciding: Mutex::default(),
+            memory_open: MemoryOpen::default(),
         }
     }
 

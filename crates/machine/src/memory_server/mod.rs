@@ -8,7 +8,9 @@
 //!
 //! Both hold the kernel's end of the file and the memory file with what is not kept elsewhere, and each gives them to
 //! the other's successor: the machine's memory outlives the death of either. When both die at once the file is gone:
-//! the machine runs on until it touches a page that the host's memory has not, and ends then.
+//! the machine runs on until it touches a page that the host's memory has not, and ends then. A keeper that has the
+//! file open itself, for a machine that comes or is copied here, has not the kernel's end meanwhile: only the server
+//! has.
 //!
 //! The first thread of the process never touches the file: a thread that does so waits for the server, also when it is
 //! killed, and the keeper must see that the server is dead ([`keeper`](crate::keeper)).

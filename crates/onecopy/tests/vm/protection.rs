@@ -235,7 +235,7 @@ fn t47_a_protected_machine_goes_on_whoever_is_killed() {
     let boot = make_web(&hosts.here);
     let (client, writer) = (Client::connect("192.0.2.10"), Writer::connect("192.0.2.10", 1));
     // By side (where it runs: 0) and file; whether it goes to the other side.
-    let table: [(&[(usize, &str)], bool); 13] = [
+    let table: [(&[(usize, &str)], bool); 16] = [
         (&[(1, "memory.pid")], false),
         (&[(0, "network.pid")], false),
         (&[(0, "disk.pid")], false),
@@ -249,6 +249,10 @@ fn t47_a_protected_machine_goes_on_whoever_is_killed() {
         (&[(0, "qemu.pid"), (0, "disk.pid"), (0, "network.pid")], true),
         (&[(0, "keeper.lock"), (1, "keeper.lock")], false),
         (&[(0, "keeper.lock"), (0, "network.pid"), (1, "qemu.pid")], false),
+        (&[(1, "keeper.lock"), (1, "qemu.pid"), (1, "memory.pid")], false),
+        (&[(1, "keeper.lock"), (1, "memory.pid")], false),
+        // Of one that has come as a copy.
+        (&[(0, "memory.pid")], false),
     ];
     let mut sides = [&hosts.here, &hosts.there];
     protect(sides[0], sides[1], &[]).ok();
