@@ -165,7 +165,7 @@ impl Launch {
         }
     }
 
-    /// Starts one. An error: this process cannot.
+    /// What starts one. An error: this process has not what it needs.
     fn command(&self, home: &MachineHome) -> Result<std::process::Command, String> {
         Ok(match self {
             Launch::OnceClosed(_) => return Err("nobody has what its server needs".to_owned()),
