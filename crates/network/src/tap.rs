@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -21,6 +22,11 @@ const SIOCBRADDIF: libc::Ioctl = 0x89a2;
 
 /// A tap interface without a head before each frame, and a new one. They are the lower half of a word.
 const NEW_TAP: u16 = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_TUN_EXCL) as u16;
+
+/// How long an interface may take to go when nobody has its descriptor any more. One that is there still is another's.
+const GOING_MAX: Duration = Duration::from_millis(if cfg!(test) { 1000 } else { 5000 });
+
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Switched on.
 const UP: libc::c_short = libc::IFF_UP as libc::c_short;
@@ -107,7 +113,8 @@ pub fn check_bridge(bridge: &str) -> Result<(), NetworkError> {
 
 impl Tap {
     /// Makes a new interface in this namespace, plugs it into a bridge there, and switches it on. It goes when no
-    /// process has its descriptor.
+    /// process has its descriptor. One of this name that goes just now is waited for: the kernel takes it away some
+    /// time after the death of who had it.
     ///
     /// # Errors
     /// [`NetworkError::NoBridge`], [`NetworkError::InterfaceName`], [`NetworkError::Io`]: this is not root, or somebody
@@ -120,7 +127,14 @@ impl Tap {
         let file = open.map_err(NetworkError::io("open", DEVICE))?;
         let mut made = request(name);
         made.ifr_ifru.ifru_flags = NEW_TAP.cast_signed();
-        ask(file.as_fd(), libc::TUNSETIFF, &mut made).map_err(NetworkError::io("make the interface", name))?;
+        let begun = Instant::now();
+        while let Err(error) = ask(file.as_fd(), libc::TUNSETIFF, &mut made) {
+            let is_taken = error.raw_os_error() == Some(libc::EBUSY);
+            if !is_taken || begun.elapsed() > GOING_MAX {
+                return Err(NetworkError::io("make the interface", name)(error));
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        }
         // Its own side speaks no IPv6: nobody is there. Where it cannot be said, it only makes noise.
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
         let mut plugged = request(bridge);

@@ -36,17 +36,20 @@ pub(super) async fn begin(home: &MachineHome) -> Result<Option<Server>, MachineE
     let Some(network) = home.configuration()?.network else { return Ok(None) };
     BridgedNetwork::refuse_elsewhere()?;
     let ended = |reason| MachineError::Ended { machine: home.name().to_string(), reason };
-    let launch = Launch::Network(make(home, &network)?);
+    let launch = Launch::Network(make(home, network).await?);
     Server::start(home, launch).await.map(Some).map_err(ended)
 }
 
 /// A new interface on the bridge, and a state that holds nothing.
-fn make(home: &MachineHome, network: &BridgedNetwork) -> Result<NetworkDescriptors, MachineError> {
-    let (name, card) = (interface_name(home.root()), network.card(home.root()));
-    let tap = Tap::create(&name, &network.bridge).map_err(home.network_failed())?;
-    let state = State::create(card, network.filter).map_err(home.network_failed())?;
-    let opened = tap.descriptor().and_then(|tap| Ok(NetworkDescriptors { tap, state: state.descriptor()? }));
-    opened.map_err(MachineError::file("open the interface of", home.root()))
+async fn make(home: &MachineHome, network: BridgedNetwork) -> Result<NetworkDescriptors, MachineError> {
+    let (name, card, home) = (interface_name(home.root()), network.card(home.root()), home.clone());
+    let made = tokio::task::spawn_blocking(move || {
+        let tap = Tap::create(&name, &network.bridge).map_err(home.network_failed())?;
+        let state = State::create(card, network.filter).map_err(home.network_failed())?;
+        let opened = tap.descriptor().and_then(|tap| Ok(NetworkDescriptors { tap, state: state.descriptor()? }));
+        opened.map_err(MachineError::file("open the interface of", home.root()))
+    });
+    made.await.unwrap_or_else(|error| Err(MachineError::Task(format!("making a network ended: {error}"))))
 }
 
 /// Where no machine runs: ends whatever passes its frames, with which its interface goes.
@@ -78,7 +81,7 @@ pub(super) async fn take_over(home: &MachineHome) -> Option<Server> {
         None => match home.configuration() {
             Ok(MachineConfiguration { network: Some(network), .. }) => {
                 tracing::warn!("keeper and network holder have died: what was held is lost, as on a wire");
-                make(home, &network).map_err(|error| error.to_string())
+                make(home, network).await.map_err(|error| error.to_string())
             }
             Ok(_) => return None,
             Err(error) => Err(error.to_string()),

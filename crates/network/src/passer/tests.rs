@@ -107,6 +107,25 @@ fn record_of(number: u32, bytes: usize) -> Vec<u8> {
     [&u32::try_from(frame.len()).unwrap().to_be_bytes()[..], &frame].concat()
 }
 
+/// As when a machine is started right after the death of who had its interface.
+#[test]
+fn an_interface_that_goes_is_waited_for_and_one_that_stays_is_anothers() {
+    if is_left_out("an_interface_that_goes_is_waited_for_and_one_that_stays_is_anothers") {
+        return;
+    }
+    let _network = Network::guarded();
+    let goes = Tap::create("third", "br0").unwrap();
+    let going = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        drop(goes);
+    });
+    let _stays = Tap::create("third", "br0").unwrap();
+    going.join().unwrap();
+    let refused = Tap::create("third", "br0").unwrap_err();
+    let NetworkError::Io { source, .. } = &refused else { panic!("{refused:?}") };
+    assert_eq!(source.raw_os_error(), Some(libc::EBUSY), "{refused}");
+}
+
 /// Spec: D7
 #[test]
 fn e4_frames_pass_both_ways_in_their_order() {
