@@ -279,12 +279,6 @@ impl Foreground {
         self.events.by_ref().lines().map_while(Result::ok).any(|line| line.contains(text))
     }
 
-    /// The first of these texts that an event has in it; none when the program ends before.
-    pub fn read_until_one<'a>(&mut self, texts: &[&'a str]) -> Option<&'a str> {
-        let mut lines = self.events.by_ref().lines().map_while(Result::ok);
-        lines.find_map(|line| texts.iter().copied().find(|text| line.contains(text)))
-    }
-
     /// Sends a signal and waits for the end; none: the signal killed it.
     pub fn end_by(&mut self, signal: Signal) -> Option<i32> {
         send(self.id(), signal);

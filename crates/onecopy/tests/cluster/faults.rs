@@ -87,16 +87,21 @@ fn c9_a_first_start_killed_at_every_step_goes_on() {
 /// Spec: A3
 #[test]
 fn c10_a_first_start_interrupted_at_any_step_leaves_nothing_running() {
-    let directory = ClusterDirectory::new();
+    let mut interrupted = Vec::new();
     for step in STEPS {
+        let directory = ClusterDirectory::new();
         let mut up = directory.spawn_up(1);
-        // A later start has fewer steps: what was made before the signal stays made. The signal may have come late.
-        let told = up.read_until_one(&[step, "\"ready\""]);
-        assert!(told.is_some(), "neither {step:?} nor ready");
+        assert!(up.read_until(step), "no step {step:?}");
         let code = up.end_by(Signal::INT);
+        // On a busy machine the signal may come after a short step, and after the last one it is an ordinary end.
         assert!(matches!(code, Some(130 | 0)), "interrupted at {step:?}: {code:?}");
         assert_eq!(directory.postmasters(), [], "interrupted at {step:?}");
+        interrupted.extend((code == Some(130)).then_some((step, directory)));
     }
+    // These two take longer than a signal.
+    assert!(interrupted.iter().any(|(step, _)| *step == "making the leader"));
+    let copying = interrupted.iter().find(|(step, _)| *step == "copying the leader");
+    let (_, directory) = copying.expect("interrupted while it copied");
     directory.up(1);
     assert_eq!(directory.sql("SELECT 1"), "1");
 }
