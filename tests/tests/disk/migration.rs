@@ -1,35 +1,41 @@
 //! A machine moves between two QEMUs, and its disk between two servers of one directory, under work that knows what the
 //! disk must hold.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Context;
 use onecopy_hypervisor::configuration::{Boot, Incoming};
 use onecopy_hypervisor::monitor::{MigrationStatus, MigrationTarget};
 use onecopy_hypervisor::{Agent, Machine, MachineConfiguration, MachineDirectory, Qemu, State};
+use onecopy_testing::look_until;
 use onecopy_tests::guest::{TestGuest, long_time_limits};
 use serde_json::{Value, json};
 
 use crate::served::{Server, create};
 
-const SIZE_BYTES: u64 = 256 << 20;
+/// The disk of the files, and the one that is worked on.
+const SIZES_BYTES: [(&str, u64); 2] = [("files", 192 << 20), ("work", 96 << 20)];
 /// What a step may take, on a machine that has more to do.
 const TIMEOUT: Duration = Duration::from_secs(240);
 /// Files that [`PREPARE`] makes.
 const FILES: usize = 96;
 /// Files whose pages the device fills during the move, and no processor touches: what is not marked is missing there.
-const PREPARE: &str = "set -e; mkfs.ext4 -q /dev/vdb; mount /dev/vdb /mnt; cd /mnt; \
+const PREPARE: &str = "set -e; mkdir /run/work; for disk in vdb:/mnt vdc:/run/work; do \
+     mkfs.ext4 -q /dev/${disk%:*}; mount /dev/${disk%:*} ${disk#*:}; done; \
+     head -c 67108864 /dev/zero > /run/work/work; sync; cd /mnt; \
      for file in $(seq 96); do head -c 1048576 /dev/urandom > $file; done; md5sum [0-9]* > /run/sums; \
-     head -c 67108864 /dev/zero > work; cd /; umount /mnt; mount /dev/vdb /mnt";
+     cd /; umount /mnt; mount /dev/vdb /mnt";
 /// Memory hardly goes until the guest has begun to fill its page cache, however late that is: a guest that has moved
 /// cannot be asked.
 const CREEPING_BYTES_PER_SECOND: u64 = 1 << 20;
 /// Then it goes so slowly that the page cache is filled behind its back ..
 const SLOW_BYTES_PER_SECOND: u64 = 12 << 20;
-/// .. for so long; then as fast as can be.
-const SLOW_TIME: Duration = Duration::from_secs(12);
+/// .. until the disk's server has read so much of the files; then as fast as can be.
+const FILLED_BYTES: u64 = 64 << 20;
 const FAST_BYTES_PER_SECOND: u64 = 1 << 30;
 /// Reads and writes during the whole move, and for a while after it; and fills the page cache.
-const WORK: &str = "guest-exercise --device /mnt/work --seconds 30 --threads 4 --no-discards > /run/report";
+const WORK: &str = "guest-exercise --device /run/work/work --seconds 30 --threads 4 --no-discards > /run/report";
 const FILL: &str = "for file in $(seq 96); do cat /mnt/$file > /dev/null; sleep 0.05; done";
 /// Compares the files with their sums.
 const COMPARE: &str = "cd /mnt; md5sum -c /run/sums; true";
@@ -102,10 +108,17 @@ impl Moved {
 async fn move_at_work(source_arguments: &[&str]) -> anyhow::Result<Moved> {
     let directory = TestGuest::directory()?;
     let at = |name: &str| directory.path().join(name);
-    create(&at("disk"), SIZE_BYTES)?;
-    let here = Server::start(&at("disk"), &at("here.sock"), source_arguments)?;
-    let control = at("there-control.sock");
-    let there = Server::start(&at("disk"), &at("there.sock"), &["--control", &control.to_string_lossy()])?;
+    let (mut here, mut there) = (Vec::new(), Vec::new());
+    for (disk, size_bytes) in SIZES_BYTES {
+        create(&at(disk), size_bytes)?;
+        here.push(Server::start(&at(disk), &at(&format!("{disk}-here.sock")), source_arguments)?);
+        let control = at(&format!("{disk}-there-control.sock"));
+        let arguments = ["--control", &control.to_string_lossy()];
+        there.push(Server::start(&at(disk), &at(&format!("{disk}-there.sock")), &arguments)?);
+    }
+    let backends = |servers: &[Server]| -> Vec<_> {
+        SIZES_BYTES.iter().zip(servers).map(|((disk, _), server)| server.backend(disk)).collect()
+    };
     let mut moving: Option<MachineConfiguration> = None;
     let mut guest = TestGuest::boot_with(|configuration, _| {
         if let Boot::Kernel { arguments, .. } = &mut configuration.boot {
@@ -113,10 +126,10 @@ async fn move_at_work(source_arguments: &[&str]) -> anyhow::Result<Moved> {
             arguments.push_str(" init_on_alloc=0");
         }
         let mut arriving = configuration.clone();
-        arriving.disks.push(there.backend("data"));
+        arriving.disks.extend(backends(&there));
         arriving.incoming = Some(Incoming::Deferred);
         moving = Some(arriving);
-        configuration.disks.push(here.backend("data"));
+        configuration.disks.extend(backends(&here));
         Ok(())
     })
     .await?;
@@ -127,27 +140,36 @@ async fn move_at_work(source_arguments: &[&str]) -> anyhow::Result<Moved> {
     guest.run(&background).await?;
     let run = MachineDirectory::new(at("arriving"))?;
     let machine = Machine::start(&Qemu::find()?, &arriving, &run, &[], long_time_limits()).await?;
-    let arrived = arrive(&mut guest, &machine, at("migration.sock")).await;
+    let arrived = arrive(&mut guest, &here[0], &machine, at("migration.sock")).await;
     let told = match arrived {
         Ok(()) => report(&machine).await,
         Err(error) => Err(error),
     };
     machine.kill();
-    eprintln!("the source's server: {}\nthe destination's: {}", here.said(), there.said());
+    for (side, servers) in [("source", &here), ("destination", &there)] {
+        servers.iter().for_each(|server| eprintln!("a server of the {side}: {}", server.said()));
+    }
     told
 }
 
-async fn arrive(guest: &mut TestGuest, machine: &Machine, socket: std::path::PathBuf) -> anyhow::Result<()> {
+async fn arrive(guest: &mut TestGuest, files: &Server, machine: &Machine, socket: PathBuf) -> anyhow::Result<()> {
     let target = MigrationTarget::Unix(socket);
     machine.monitor().migrate_incoming(&target).await?;
     limit(guest, CREEPING_BYTES_PER_SECOND).await?;
     guest.machine().monitor().migrate(&target).await?;
+    let read_before = files.read_bytes()?;
     guest.run(&format!("(setsid bash -c '{FILL}' > /dev/null 2>&1 &)")).await?;
     limit(guest, SLOW_BYTES_PER_SECOND).await?;
     guest.hang_up();
-    tokio::time::sleep(SLOW_TIME).await;
-    limit(guest, FAST_BYTES_PER_SECOND).await?;
+    let filled = look_until(async || Ok::<_, anyhow::Error>(files.read_bytes()? - read_before >= FILLED_BYTES));
+    tokio::time::timeout(TIMEOUT, filled).await.context("the guest fills no page cache")??;
     let monitor = guest.machine().monitor();
+    let status = monitor.migration().await?.status;
+    anyhow::ensure!(
+        status == Some(MigrationStatus::Active),
+        "it has moved before the page cache was filled: {status:?}"
+    );
+    limit(guest, FAST_BYTES_PER_SECOND).await?;
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     loop {
         let migration = monitor.migration().await?;

@@ -104,6 +104,14 @@ impl Server {
         std::fs::read_to_string(self.log()).unwrap_or_default()
     }
 
+    /// Bytes that it has read since it started, of its disk above all (`rchar`, proc_pid_io(5)).
+    pub fn read_bytes(&self) -> anyhow::Result<u64> {
+        let process = self.process.as_ref().context("no server runs")?.id();
+        let counts = std::fs::read_to_string(format!("/proc/{process}/io"))?;
+        let read = counts.lines().find_map(|line| line.strip_prefix("rchar: ")).context("no count")?;
+        Ok(read.parse()?)
+    }
+
     /// Kills it: nothing of what it has in memory is written.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         if let Some(mut process) = self.process.take() {
