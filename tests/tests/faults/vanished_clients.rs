@@ -108,6 +108,23 @@ async fn hundreds_of_vanished_clients_leave_the_counts_as_they_were() -> anyhow:
     Ok(())
 }
 
+/// Waits until the answers to so many clients stand still, because nobody reads them.
+async fn wait_until_unread(cluster: &TestCluster, clients: usize) -> anyhow::Result<()> {
+    let mut observers = Vec::new();
+    for server in cluster.servers.all() {
+        observers.push(server.connect("observer").await?);
+    }
+    try_until("the answers are not read", || async {
+        let mut writing = 0;
+        for observer in &observers {
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'ClientWrite'";
+            writing += observer.run(sql).await?.number()?;
+        }
+        Ok(usize::try_from(writing)? >= clients)
+    })
+    .await
+}
+
 /// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_stop_reading_hold_up_nobody() -> anyhow::Result<()> {
@@ -131,7 +148,7 @@ async fn clients_that_stop_reading_hold_up_nobody() -> anyhow::Result<()> {
             wire.send(&bytes).await?;
         }
         unresponsive.push(wire);
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        wait_until_unread(&cluster, unresponsive.len()).await?;
         for _ in 0..5 {
             let answer =
                 bounded("an update", other.query("UPDATE numbers SET value = value + 1 WHERE id = 1")).await??;
@@ -144,7 +161,7 @@ async fn clients_that_stop_reading_hold_up_nobody() -> anyhow::Result<()> {
     // longer than is borne.
     let mut last = Wire::connect(&cluster).await?;
     last.send(&query(huge)).await?;
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    wait_until_unread(&cluster, unresponsive.len() + 1).await?;
     assert_eq!(last.answer().await?.rows().len(), 2000);
     drop(unresponsive);
     try_until("their back ends are free", || async { Ok(busy_back_ends(&cluster).await? == 0) }).await

@@ -9,7 +9,7 @@ use onecopy_hypervisor::configuration::{Account, Generation, Incoming};
 use onecopy_hypervisor::machine::EndCause;
 use onecopy_hypervisor::monitor::{MigrationStatus, MigrationTarget};
 use onecopy_hypervisor::{Agent, HypervisorError, Machine, MachineConfiguration, MachineDirectory, Qemu, State};
-
+use onecopy_testing::until_async;
 use onecopy_tests::guest::{TestGuest, long_time_limits};
 
 /// As near as two clocks must be after one was set by the other: what it takes to say so on a busy host.
@@ -75,7 +75,11 @@ async fn v7_a_guest_answers_is_saved_restored_and_switched_off() {
         // However long the saving takes, it is not over before.
         async move { agent.execute(&["sleep", "1000"], 10 * TIMEOUT).await }
     });
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    until_async("the request is under way", async || {
+        let found = agent.execute(&["pgrep", "-f", "^sleep 1000$"], TIMEOUT).await;
+        found.expect("it answers").status == Some(0)
+    })
+    .await;
     let restored = restored(&machine, configuration, &guest.path().join("restored"), &boot).await;
     let lost = asking.await.expect("not cancelled");
     assert!(matches!(lost, Err(HypervisorError::AgentLost { .. })), "{lost:?}");

@@ -9,21 +9,25 @@ const PLACES: [&str; 3] = [LEADER, "follower-1", "follower-2"];
 const READ: &str = "SELECT v FROM counter";
 /// Reads of which each server must answer some.
 const SPREAD_READS: u64 = 30;
-/// Writes after which each read must show the last one.
+/// Writes after which each read must show the last one, at least.
 const ROUNDS: i64 = 60;
+/// Reads that each follower must answer meanwhile. How many rounds that takes depends on the machine: the leader
+/// answers a read for which no epoch is made within a second.
+const READS_EACH: u64 = 20;
+/// So many rounds are enough for that on any machine.
+const ROUNDS_MAX: i64 = 600;
 
 /// Reads that each server has answered, in the order of [`PLACES`].
 fn reads(cluster: &TestCluster) -> Vec<u64> {
     cluster.router().status().servers.iter().map(|server| server.reads).collect()
 }
 
-/// Reads of the test ran on each follower since they had answered `before`. How many depends on the machine: the leader
-/// answers one for which no epoch is made within a second.
-fn assert_some_ran_there(cluster: &TestCluster, before: &[u64]) {
-    let now = reads(cluster);
-    for (place, (now, before)) in PLACES.iter().zip(now.iter().zip(before)).skip(1) {
-        assert!(now > before, "none on {place}: {:?}", cluster.router().status());
-    }
+/// Whether there is to be another round: until [`ROUNDS`] are over, and each follower has answered [`READS_EACH`] since
+/// they had answered `before`.
+fn goes_on(cluster: &TestCluster, before: &[u64], round: i64) -> bool {
+    let enough = reads(cluster).iter().zip(before).skip(1).all(|(now, before)| now - before >= READS_EACH);
+    assert!(enough || round <= ROUNDS_MAX, "of {before:?}: {:?}", cluster.router().status());
+    !enough || round <= ROUNDS
 }
 
 /// A read at an epoch runs on any server, the one asked for when the session says so; what does not say that it only
@@ -104,7 +108,7 @@ async fn r4_a_session_reads_its_own_writes_on_every_server() -> anyhow::Result<(
     let session = cluster.updater("writer").await?;
     session.run("CREATE TABLE counter (v int NOT NULL); INSERT INTO counter VALUES (0)").await?;
     let before = reads(&cluster);
-    for round in 1..=ROUNDS {
+    for round in (1..).take_while(|round| goes_on(&cluster, &before, *round)) {
         if round % 2 == 0 {
             session.run_all(&["BEGIN", "UPDATE counter SET v = v + 1", "COMMIT"]).await?;
         } else {
@@ -114,7 +118,6 @@ async fn r4_a_session_reads_its_own_writes_on_every_server() -> anyhow::Result<(
         session.run(&format!("SET onecopy.server = '{place}'")).await?;
         assert_eq!(session.run(READ).await?.number()?, round, "on {place}");
     }
-    assert_some_ran_there(&cluster, &before);
     Ok(())
 }
 
@@ -163,7 +166,7 @@ async fn r3_a_strict_read_sees_what_anybody_was_told_is_committed() -> anyhow::R
         readers.push(cluster.reader(place, place).await?);
     }
     let before = reads(&cluster);
-    for round in 1..=ROUNDS {
+    for round in (1..).take_while(|round| goes_on(&cluster, &before, *round)) {
         writer.run("UPDATE counter SET v = v + 1").await?;
         for reader in &readers {
             assert_eq!(reader.run(READ).await?.number()?, round, "on {}", reader.name());
@@ -171,7 +174,6 @@ async fn r3_a_strict_read_sees_what_anybody_was_told_is_committed() -> anyhow::R
             assert_eq!(answers[1].number()?, round, "in a transaction on {}", reader.name());
         }
     }
-    assert_some_ran_there(&cluster, &before);
     Ok(())
 }
 
@@ -185,20 +187,24 @@ async fn r5_a_bounded_read_may_be_old_but_a_transaction_reads_one_prefix() -> an
     let writer = cluster.updater("writer").await?;
     writer.run("CREATE TABLE counter (v int NOT NULL); INSERT INTO counter VALUES (0)").await?;
     let reader = cluster.updater("reader").await?;
-    let (mut last, mut at_epochs) = (0, 0);
-    for _ in 0..ROUNDS {
+    let (mut last, mut at_epochs, mut old, mut rounds) = (0, 0, 0, 0);
+    // A read for which no epoch is found in time, on a busy machine, shows the last write.
+    while rounds < ROUNDS || at_epochs < READS_EACH || old == 0 {
+        assert!(rounds < ROUNDS_MAX, "{at_epochs} at an epoch, {old} of them old");
         reader.run("BEGIN READ ONLY").await?;
         let first = reader.run(READ).await?.number()?;
-        at_epochs += i64::from(reader.run("SHOW onecopy.served_by").await?.text()?.contains(AT_EPOCH));
+        if reader.run("SHOW onecopy.served_by").await?.text()?.contains(AT_EPOCH) {
+            at_epochs += 1;
+            old += u64::from(first < rounds);
+        }
+        rounds += 1;
         writer.run("UPDATE counter SET v = v + 1").await?;
         assert_eq!(reader.run(READ).await?.number()?, first);
         reader.run("COMMIT").await?;
         assert!(first >= last, "epochs of one database follow each other: {last}, then {first}");
         last = first;
     }
-    // The others found none in time, on a busy machine.
-    assert!(at_epochs > 0, "none at an epoch");
     reader.run("SET onecopy.freshness = 'strict'").await?;
-    assert_eq!(reader.run(READ).await?.number()?, ROUNDS);
+    assert_eq!(reader.run(READ).await?.number()?, rounds);
     Ok(())
 }
