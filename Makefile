@@ -74,14 +74,19 @@ test: setup build guest ## what must pass before a change lands: each promise, b
 nightly: setup build guest ## what is too slow for `make test`, and the four below, in short; see target/nightly.txt
 	@scripts/segments.sh
 	@rm -f target/nextest/nightly/junit.xml
-	status=0; RUST_BACKTRACE=$(BACKTRACE) scripts/on-test-disk.sh cargo nextest run --locked \
-		--cargo-profile $(PROFILE) --profile nightly $(TESTS) || status=$$?; \
-		scripts/test-times.py target/nextest/nightly/junit.xml | tee target/nightly.txt || status=1; \
-		$(PART) versions || status=1; \
-		$(PART) soak || status=1; \
-		scripts/test-times.py target/nextest/soak/junit.xml | tee -a target/nightly.txt || status=1; \
-		$(PART) compat COMPAT=--short | tee -a target/nightly.txt || status=1; \
-		$(PART) fuzz FUZZ_SECONDS=60 FUZZ_FOUND=discard || status=1; exit $$status
+	@: > target/nightly.txt
+	@# What a part says of itself goes to the summary as well, and how it ended after that.
+	status=0; told() { "$$@" 2>&1 | tee -a target/nightly.txt; }; \
+		part() { local ended=0; "$${@:2}" || ended=$$?; [ "$$ended" = 0 ] || status=1; \
+			told echo "$$1: $$([ "$$ended" = 0 ] && echo passed || echo "failed ($$ended)")"; }; \
+		RUST_BACKTRACE=$(BACKTRACE) part "its own tests" scripts/on-test-disk.sh cargo nextest run --locked \
+			--cargo-profile $(PROFILE) --profile nightly $(TESTS); \
+		part "their times" told scripts/test-times.py target/nextest/nightly/junit.xml; \
+		part versions $(PART) versions; \
+		part soak $(PART) soak; \
+		part "its times" told scripts/test-times.py target/nextest/soak/junit.xml; \
+		part compat told $(PART) compat COMPAT=--short; \
+		part fuzz $(PART) fuzz FUZZ_SECONDS=60 FUZZ_FOUND=discard; exit $$status
 
 versions: setup build ## the router and its sessions before servers of 16, 17 and 18
 	status=0; for major in 16 17 18; do \
@@ -89,7 +94,7 @@ versions: setup build ## the router and its sessions before servers of 16, 17 an
 		scripts/on-version.sh $$major scripts/on-test-disk.sh cargo nextest run --locked \
 			--cargo-profile $(PROFILE) --profile versions --workspace -E '$(BEFORE_SERVERS)' || status=1; \
 		echo "on PostgreSQL $$major:" | tee -a target/nightly.txt; \
-		scripts/test-times.py target/nextest/versions/junit.xml | tee -a target/nightly.txt || status=1; \
+		scripts/test-times.py target/nextest/versions/junit.xml 2>&1 | tee -a target/nightly.txt || status=1; \
 	done; exit $$status
 
 soak: setup build ## random resizes, deaths on 15 and 17, and random transactions, ten minutes each
