@@ -164,7 +164,7 @@ async fn work_for_a_while(guest: &TestGuest) {
 
 /// What was flushed survives a power cut of the host, sector by sector.
 ///
-/// Spec: D4, nightly
+/// Spec: D4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn b47_what_was_flushed_survives_a_power_cut_sector_by_sector() {
     let mut site = Site::new().unwrap();

@@ -69,7 +69,7 @@ fn v24_a_machine_outlives_what_looks_after_it() {
 /// A machine whose guest does not answer for a while although QEMU runs it is reported as unresponsive, and ended only
 /// where its file says so.
 ///
-/// Spec: A7, nightly
+/// Spec: A7
 #[test]
 fn v25_a_guest_that_has_become_silent_is_ended_where_that_is_wished_for() {
     let machines = MachineDirectory::new();
