@@ -30,4 +30,4 @@ pub use seed::seed;
 pub use server::{PASSWORD, USER, create, server_options};
 pub use skip::skip;
 pub use template::{Content, create_with};
-pub use wait::{WAIT_MAX, look_until, until, until_async};
+pub use wait::{WAIT_MAX, look_until, try_until_async, until, until_async, until_seen};

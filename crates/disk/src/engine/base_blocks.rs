@@ -58,7 +58,6 @@ mod tests {
     use std::io::IoSliceMut;
     use std::path::Path;
     use std::sync::{Mutex, PoisonError};
-    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::source::{Needed, Source, SourceError};
@@ -116,11 +115,7 @@ mod tests {
         disk.write(2 * BLOCK_BYTES, &[2; BLOCK], &[]).unwrap();
         assert!(base.asks(2..3), "the snapshot shows it");
         disk.delete_snapshot("kept").unwrap();
-        let deadline = Instant::now() + Duration::from_secs(120);
-        while base.asks(2..3) {
-            assert!(Instant::now() < deadline, "the background lets the snapshot go");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        onecopy_testing::until("the background lets the snapshot go", || !base.asks(2..3));
         disk.write(3 * BLOCK_BYTES, &[3; BLOCK], &[]).unwrap();
         assert!(!base.asks(3..4));
         // All that a power cut leaves: what the answer rested on is there.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
+use onecopy_testing::until_async;
 use tokio::sync::watch;
 
 use super::*;
@@ -88,17 +89,13 @@ async fn a_back_end_on_the_leader_never_passes_to_another_role() {
     let process = of_bob.process_id;
     pool.park(2, of_bob);
     pool.forget(2);
-    while pool.idle_count() == 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until_async("its back end is free", async || pool.idle_count() > 0).await;
     assert!(models.when(LEADER, CLEAN).is_some());
     let again = pool.take(3, &bob, LONG).await.unwrap();
     assert_eq!(again.process_id, process);
     pool.park(3, again);
     pool.forget(3);
-    while pool.idle_count() == 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until_async("its back end is free", async || pool.idle_count() > 0).await;
     let of_alice = pool.take(1, &alice, LONG).await.unwrap();
     assert_ne!(of_alice.process_id, process);
     assert_eq!(server.connections.load(SeqCst), 1);

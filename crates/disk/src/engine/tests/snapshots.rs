@@ -3,9 +3,9 @@
 use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use onecopy_pagemap::content_hash;
+use onecopy_testing::until_seen;
 
 use super::*;
 use crate::storage::record::Recording;
@@ -20,11 +20,8 @@ fn disk(home: &Path) -> Disk {
 
 /// Waits for the background; what it frees is told by the statistics.
 fn wait_for_blocks(disk: &Disk, blocks: u64) {
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while disk.statistics().allocated_bytes != blocks * BLOCK_BYTES {
-        assert!(Instant::now() < deadline, "{:?}", disk.statistics());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let what = format!("{blocks} blocks are allocated");
+    until_seen(&what, || disk.statistics(), |seen| seen.allocated_bytes == blocks * BLOCK_BYTES);
 }
 
 /// Space of discards, released epochs and deleted snapshots is given back to the file system.

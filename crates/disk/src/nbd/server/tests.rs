@@ -9,8 +9,9 @@ use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use onecopy_testing::{until, until_seen};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -86,11 +87,14 @@ impl TestServer {
 
     /// Waits until as many clients are connected; they leave on their own threads.
     fn wait_for_connections(&self, count: u64) {
-        let deadline = Instant::now() + Duration::from_secs(120);
-        while self.server().statistics().connections != count {
-            assert!(Instant::now() < deadline, "{:?}", self.server().statistics());
-            thread::sleep(Duration::from_millis(5));
-        }
+        let what = format!("{count} are connected");
+        until_seen(&what, || self.server().statistics(), |seen| seen.connections == count);
+    }
+
+    /// Waits until it has taken as many requests.
+    fn wait_for_requests(&self, count: u64) {
+        let what = format!("{count} requests are taken");
+        until_seen(&what, || self.server().statistics(), |seen| seen.requests >= count);
     }
 }
 
@@ -334,9 +338,7 @@ fn b22_what_is_in_flight_is_answered_before_the_server_closes() {
     let mut served = server_of(&source, 8);
     let mut client = served.client_of("gated", true);
     let asked: Vec<u64> = (0..5).map(|at| client.send(command::READ, 0, at * 4096..(at + 1) * 4096, &[])).collect();
-    while served.server().statistics().requests < 5 {
-        thread::sleep(Duration::from_millis(1));
-    }
+    served.wait_for_requests(5);
     let server = served.server.take().unwrap();
     let stopping = thread::spawn(move || server.stop(Duration::from_secs(120)));
     thread::sleep(Duration::from_millis(50));
@@ -362,9 +364,7 @@ fn a_server_that_is_not_given_time_says_so() {
     let mut served = server_of(&source, 8);
     let mut client = served.client_of("gated", true);
     client.send(command::READ, 0, 0..512, &[]);
-    while served.server().statistics().requests < 1 {
-        thread::sleep(Duration::from_millis(1));
-    }
+    served.wait_for_requests(1);
     assert!(!served.server.take().unwrap().stop(Duration::from_millis(50)));
     source.let_through();
     assert!(client.stream.read(&mut [0; 64]).is_ok_and(|count| count == 0));
@@ -416,11 +416,7 @@ fn b22_clients_that_promise_data_are_held_at_the_servers_bound_and_small_request
     let budget = Arc::clone(&served.server().shared.budget);
     let length = 32_u64 << 20;
     let wait_for = |bytes: u64| {
-        let deadline = Instant::now() + Duration::from_secs(120);
-        while budget.taken_bytes() != bytes {
-            assert!(Instant::now() < deadline, "{} instead of {bytes}", budget.taken_bytes());
-            thread::sleep(Duration::from_millis(5));
-        }
+        until_seen(&format!("{bytes} bytes are taken"), || budget.taken_bytes(), |taken| *taken == bytes);
     };
     let mut promising: Vec<Client> = (0..8).map(|_| served.client()).collect();
     for client in &mut promising {

@@ -6,13 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use onecopy_testing::{until, until_seen};
+
 use super::*;
 use crate::storage::{PLANTED, plant};
 
 const SIZE_BYTES: u64 = (6 << 20) + 4096 * 3;
-
-/// What anything may take on a machine that has more to do.
-const WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// A source whose bytes are known by their place; every other megabyte is zeros.
 #[derive(Default)]
@@ -106,22 +105,12 @@ fn read(copy: &LocalCopy, range: Range<u64>) -> Vec<u8> {
     bytes
 }
 
-/// Waits until the copy is whole; a copy that never is ends the test.
 fn wait_until_whole(copy: &LocalCopy) {
-    let deadline = Instant::now() + WAIT_MAX;
-    while !copy.hydration().unwrap().is_whole {
-        assert!(Instant::now() < deadline, "{:?}", copy.hydration());
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until_seen("the copy is whole", || copy.hydration().unwrap(), |hydration| hydration.is_whole);
 }
 
-/// Waits until the copy has closed its source.
 fn wait_until_left(far: &Far) {
-    let deadline = Instant::now() + WAIT_MAX;
-    while !far.is_closed.load(Ordering::SeqCst) {
-        assert!(Instant::now() < deadline, "the source is still held");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    until("the copy has closed its source", || far.is_closed.load(Ordering::SeqCst));
 }
 
 fn never(_: Option<&Remembered>) -> Result<Arc<dyn Source>, SourceError> {
@@ -334,12 +323,12 @@ fn failures_of_the_source_are_told_and_overcome() {
     let directory = tempfile::tempdir().unwrap();
     let far = Arc::new(Far { failures: AtomicU32::new(u32::MAX), ..Far::default() });
     let copy = copy(directory.path(), &far, LocalCopyOptions::default());
-    let deadline = Instant::now() + WAIT_MAX;
-    let is_told = || copy.hydration().unwrap().trouble.is_some_and(|trouble| trouble.contains("the link is down"));
-    while !is_told() || u32::MAX - far.failures.load(Ordering::SeqCst) < 9 {
-        assert!(Instant::now() < deadline, "{:?}", copy.hydration());
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let is_told = |trouble: &str| trouble.contains("the link is down");
+    until_seen(
+        "nine failures have happened and are told",
+        || (copy.hydration().unwrap().trouble, u32::MAX - far.failures.load(Ordering::SeqCst)),
+        |(trouble, failures)| trouble.as_deref().is_some_and(is_told) && *failures >= 9,
+    );
     far.failures.store(0, Ordering::SeqCst);
     wait_until_whole(&copy);
     assert_eq!(copy.hydration().unwrap().trouble, None);
@@ -440,7 +429,7 @@ fn b62_a_reader_beside_the_writer_sees_what_came_since_and_does_not_wait_for_wha
     let second = CLUSTER_BYTES..3 * CLUSTER_BYTES;
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| read(&beside, second.clone()));
-        onecopy_testing::until("the source is asked twice", || asked() >= 2);
+        until("the source is asked twice", || asked() >= 2);
         read(&writer, second.clone());
         writer.shared.persist();
         assert_eq!(reading.join().unwrap(), expected(second.clone()));

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+use onecopy_testing::{WAIT_MAX, until, until_seen};
+
 use super::*;
 use crate::format::header::SIZE_BYTES_MAX;
 use crate::nbd::protocol::handshake::{Information, OptionHeader, answer, answer_message, greeting, option};
@@ -17,9 +19,6 @@ use crate::nbd::{Address, Server, ServerOptions, SourceExports};
 use crate::source::RawFile;
 
 const SIZE_BYTES: u64 = 3 << 20;
-
-/// What anything may take on a machine that has more to do.
-const WAIT_MAX: Duration = Duration::from_secs(120);
 
 fn image(directory: &Path) -> Vec<u8> {
     let bytes: Vec<u8> = (0..SIZE_BYTES).map(|at| if at < 1 << 20 { (at / 512 % 251) as u8 } else { 0 }).collect();
@@ -96,11 +95,7 @@ fn a_server_that_is_away_is_waited_for_or_not_as_is_asked() {
     let options = NbdClientOptions { source_timeout: Some(Duration::from_millis(200)), ..quick() };
     let client = NbdClient::resume(&url(directory.path(), "image"), options, &remembered).unwrap();
     assert!(client.read(0, &mut [0; 512]).is_err());
-    let deadline = Instant::now() + WAIT_MAX;
-    while client.trouble().is_none() {
-        assert!(Instant::now() < deadline, "it is not told that the server is away");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("it is told that the server is away", || client.trouble().is_some());
     let client = NbdClient::resume(&url(directory.path(), "image"), quick(), &remembered).unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
@@ -150,15 +145,9 @@ fn b24_another_image_under_the_same_name_is_not_taken_for_the_first() {
     drop(first);
     fs::write(directory.path().join("image"), [1; 8192]).unwrap();
     let _second = serve_disk(directory.path());
-    let deadline = Instant::now() + WAIT_MAX;
     // A read may be over before the new server has answered.
-    let error = loop {
-        let error = client.read(0, &mut [0; 512]).unwrap_err().to_string();
-        if error.contains("8192 bytes and had") || Instant::now() >= deadline {
-            break error;
-        }
-    };
-    assert!(error.contains("8192 bytes and had"), "{error}");
+    let read = || client.read(0, &mut [0; 512]).unwrap_err().to_string();
+    until_seen("the other image is refused", read, |error| error.contains("8192 bytes and had"));
 }
 
 /// A server that negotiates in order and then answers the first request of each connection with `answer`.
@@ -308,14 +297,8 @@ fn b28_an_answer_cut_off_in_its_data_is_asked_for_again_without_any_time_out() {
 
 /// Why there is no connection. The time for one may be over before the server has answered: then once more.
 fn refusal(url: &str, options: &NbdClientOptions, due: &str) -> String {
-    let deadline = Instant::now() + WAIT_MAX;
-    loop {
-        let connected = NbdClient::connect(url, options.clone());
-        let error = connected.map(|_| "connected").unwrap_err().to_string();
-        if error.contains(due) || !error.contains("does not answer") || Instant::now() >= deadline {
-            return error;
-        }
-    }
+    let connect = || NbdClient::connect(url, options.clone()).map(|_| "connected").unwrap_err().to_string();
+    until_seen("it is refused", connect, |error| error.contains(due) || !error.contains("does not answer"))
 }
 
 /// Spec: C6

@@ -1,14 +1,13 @@
 //! What a hostile guest can hand over: a corpus of named cases, and random ones. The back end must answer or give up
 //! the ring, and serve whoever comes next.
 
-use std::time::{Duration, Instant};
-
+use onecopy_testing::until;
 use onecopy_testing::vhost_driver::{Driver, DriverOptions};
 use proptest::prelude::*;
 use vhost::vhost_user::VhostUserBackendReqHandlerMut;
 
 use super::super::connection::Connection;
-use super::{Fixture, SIZE_BYTES, WAIT_MAX, pattern, read, write};
+use super::{Fixture, SIZE_BYTES, pattern, read, write};
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -339,24 +338,20 @@ const CORPUS: &[Case] = &[
 ];
 
 fn fate(driver: &mut Driver) -> Fate {
-    let deadline = Instant::now() + WAIT_MAX;
-    while Instant::now() < deadline {
-        if let Some(finished) = driver.finished(0).unwrap() {
-            let mut status = [0];
-            driver.get(driver.spare_address() + 16, &mut status).unwrap();
-            // A status of "data and status in one buffer" lies elsewhere: the length tells that there was one.
-            return match finished.length {
-                0 => Fate::GivenBack,
-                513 => Fate::Answered(0),
-                _ => Fate::Answered(status[0]),
-            };
-        }
-        if driver.is_broken(0) {
-            return Fate::RingBroken;
-        }
-        std::thread::sleep(Duration::from_millis(1));
+    let mut finished = None;
+    until("the back end answers or gives up", || {
+        finished = driver.finished(0).unwrap();
+        finished.is_some() || driver.is_broken(0)
+    });
+    let Some(finished) = finished else { return Fate::RingBroken };
+    let mut status = [0];
+    driver.get(driver.spare_address() + 16, &mut status).unwrap();
+    // A status of "data and status in one buffer" lies elsewhere: the length tells that there was one.
+    match finished.length {
+        0 => Fate::GivenBack,
+        513 => Fate::Answered(0),
+        _ => Fate::Answered(status[0]),
     }
-    panic!("the back end neither answered nor gave up");
 }
 
 fn is_served(fixture: &Fixture) {

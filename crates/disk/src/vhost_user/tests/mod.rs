@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onecopy_testing::until;
 use onecopy_testing::vhost_driver::{Ask, Driver, DriverOptions, Finished, GUEST_BASE};
+use onecopy_testing::{WAIT_MAX, until};
 use tempfile::TempDir;
 
 use super::inflight::InflightArea;
@@ -16,7 +16,6 @@ use super::{CompletionHold, VhostUserBackend, VhostUserOptions};
 use crate::{Attachment, CreateOptions, Disk, OpenOptions};
 
 const SIZE_BYTES: u64 = 64 << 20;
-const WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// A disk behind a back end.
 struct Fixture {
@@ -236,11 +235,7 @@ fn b35_a_front_end_that_goes_gives_the_disk_back_and_another_may_come() {
     let mut driver = fixture.driver(DriverOptions::default());
     assert_eq!(read(&mut driver, 0, 4096), pattern(1, 4096));
     drop(driver);
-    let deadline = Instant::now() + WAIT_MAX;
-    while fixture.attachment.current().is_some() {
-        assert!(Instant::now() < deadline, "the disk was not given back");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("the disk is given back", || fixture.attachment.current().is_none());
     assert_eq!(fixture.backend.statistics().connections, 2);
 }
 

@@ -15,21 +15,14 @@ fn b60_what_a_lost_client_had_asked_for_changes_nothing_any_more() {
     for block in 0..=REQUESTS_MAX as u64 {
         client.send(command::WRITE, 0, block * 4096..block * 4096 + 512, &[1; 512]);
     }
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while served.server().statistics().requests <= REQUESTS_MAX as u64 {
-        assert!(Instant::now() < deadline, "{:?}", served.server().statistics());
-        thread::sleep(Duration::from_millis(1));
-    }
+    served.wait_for_requests(REQUESTS_MAX as u64 + 1);
     drop(client);
     // Its connection ends while the base is away.
     served.wait_for_connections(0);
     let mut client = served.client();
     client.ask(command::WRITE, 0, 0..4096, &[2; 4096]).unwrap();
     base.let_through();
-    while disk.statistics().pending_requests > 0 {
-        assert!(Instant::now() < deadline, "{:?}", disk.statistics());
-        thread::sleep(Duration::from_millis(1));
-    }
+    until_seen("nothing is pending", || disk.statistics(), |seen| seen.pending_requests == 0);
     assert_eq!(client.ask(command::READ, 0, 0..8192, &[]).unwrap(), [[2; 4096], [5; 4096]].concat());
     drop(disk);
     served.attachment.detach().unwrap();
@@ -42,11 +35,9 @@ fn b60_a_server_that_closes_lets_go_of_what_waits_for_a_base_and_gives_the_disk_
     let mut served = TestServer::of_a_disk_over(Some(Arc::clone(&base) as _));
     let mut client = served.client();
     client.send(command::WRITE, 0, 0..512, &[1; 512]);
-    while served.server().statistics().requests < 1 {
-        thread::sleep(Duration::from_millis(1));
-    }
+    served.wait_for_requests(1);
     assert!(!served.server.take().unwrap().stop(Duration::from_millis(50)));
-    onecopy_testing::until("the disk is closed", || served.attachment.current().is_none());
+    until("the disk is closed", || served.attachment.current().is_none());
     // No answer, least of all an error: a client that comes again asks anew.
     assert_eq!(client.stream.read(&mut [0; 64]).unwrap(), 0);
     base.let_through();
@@ -82,9 +73,7 @@ fn b60_a_write_that_is_half_there_as_the_server_closes_gets_no_answer() {
     let mut served = TestServer::of_a_disk();
     let mut client = served.client();
     client.send(command::WRITE, 0, 0..8192, &[1; 4096]);
-    while served.server().statistics().requests < 1 {
-        thread::sleep(Duration::from_millis(1));
-    }
+    served.wait_for_requests(1);
     assert!(served.server.take().unwrap().stop(Duration::from_secs(60)));
     assert_eq!(client.stream.read(&mut [0; 64]).unwrap(), 0);
 }
@@ -109,7 +98,7 @@ fn b60_a_snapshot_is_read_on_when_its_disk_is_closed_and_opened() {
     assert_eq!(reader.ask(command::READ, 0, 0..4096, &[]).unwrap(), [3; 4096]);
     drop(reader);
     served.wait_for_connections(0);
-    onecopy_testing::until("nobody reads it", || disk.delete_snapshot("kept").is_ok());
+    until("nobody reads it", || disk.delete_snapshot("kept").is_ok());
     drop(disk);
     served.attachment.detach().unwrap();
 }
@@ -120,22 +109,16 @@ fn b22_what_a_lost_client_had_asked_a_source_keeps_its_place_until_it_returns_an
     let source = Gated::closed();
     let served = server_of(&source, 1);
     let budget = Arc::clone(&served.server().shared.budget);
-    let deadline = Instant::now() + Duration::from_secs(120);
     let (length, reads) = (128_u64 << 10, || source.reads.load(Ordering::SeqCst));
     let mut client = served.client_of("gated", true);
     for _ in 0..32 {
         client.send(command::READ, 0, 0..length, &[]);
     }
     // As many as there are threads wait for the source, and what they hold is the connection's own.
-    while reads() < 8 || budget.taken_bytes() < 24 * length {
-        assert!(Instant::now() < deadline, "{} reads, {} bytes", reads(), budget.taken_bytes());
-        thread::sleep(Duration::from_millis(1));
-    }
+    let holds = |(reads, bytes): &(u64, u64)| *reads >= 8 && *bytes >= 24 * length;
+    until_seen("the source is read by all and the rest waits", || (reads(), budget.taken_bytes()), holds);
     drop(client);
-    while !served.server().shared.connections().is_empty() {
-        assert!(Instant::now() < deadline, "its connection has not ended");
-        thread::sleep(Duration::from_millis(1));
-    }
+    until("its connection has ended", || served.server().shared.connections().is_empty());
     assert_eq!((budget.taken_bytes(), served.server().statistics().connections), (0, 1));
     let mut next = UnixStream::connect(&served.socket).unwrap();
     assert_eq!(next.read(&mut [0; 18]).unwrap(), 0, "there is no place");
@@ -161,12 +144,8 @@ fn b64_clients_that_stall_give_way_to_those_that_wait() {
     let read = |cookie| RequestHeader { flags: 0, command: command::READ, cookie, offset: 0, length: 1 << 20 };
     let requests: Vec<u8> = (1..=64).flat_map(|cookie| read(cookie).encode()).collect();
     idle.stream.write_all(&requests).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(120);
     let hold = |bytes: u64| {
-        while budget.taken_bytes() < bytes {
-            assert!(Instant::now() < deadline, "{}", budget.taken_bytes());
-            thread::sleep(Duration::from_millis(5));
-        }
+        until_seen(&format!("{bytes} bytes are taken"), || budget.taken_bytes(), |taken| *taken >= bytes);
     };
     // Before the first reply is there: who has one to send, and nobody who takes it, reads no further request.
     hold(62 * mib);
