@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
+use onecopy_testing::try_until_async;
 use tokio::task::JoinHandle;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage};
@@ -163,6 +164,35 @@ impl Session {
             answers.push(self.run(sql).await?);
         }
         Ok(answers)
+    }
+
+    /// Begins transactions and commits them until a COMMIT `waits` for a standby, and gives that COMMIT and the number
+    /// of its transaction, from 1 on. Each process of a server takes new settings over when it comes to it; commits
+    /// before that go through.
+    ///
+    /// # Errors
+    ///
+    /// A refusal; every COMMIT goes through.
+    pub async fn commit_that_waits(
+        &self,
+        begin: impl AsyncFn(u32) -> anyhow::Result<()>,
+        waits: impl AsyncFn() -> anyhow::Result<bool>,
+    ) -> anyhow::Result<(JoinHandle<StatementResult>, u32)> {
+        let (mut number, mut last) = (0, None);
+        let commit = async || {
+            number += 1;
+            begin(number).await?;
+            let commit = last.insert(self.start("COMMIT"));
+            let look = async || Ok((waits().await?, commit.is_finished()));
+            let either = |(waits, is_done): &(bool, bool)| *waits || *is_done;
+            let (waits, _) = try_until_async("the commit waits or is done", look, either).await?;
+            if !waits {
+                commit.await??;
+            }
+            anyhow::Ok(waits)
+        };
+        try_until_async("a commit waits for a standby", commit, |waits| *waits).await?;
+        Ok((last.context("there was one")?, number))
     }
 }
 

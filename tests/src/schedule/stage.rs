@@ -2,6 +2,7 @@
 //! no other.
 
 use anyhow::{Context, bail, ensure};
+use onecopy_testing::try_until_async;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -92,7 +93,7 @@ impl<'a> Stage<'a> {
     ///
     /// A step that neither ends nor waits for a lock, an unknown letter, a lost connection.
     pub async fn play(&self, schedule: &str) -> anyhow::Result<Outcome> {
-        retrying(&self.control, self.scenario.reset).await?;
+        self.reset().await?;
         self.cluster.wait_for_replay().await?;
         if self.cluster.has_router() {
             // From here on the newest epoch holds the reset, also for readers that may be content with an older one.
@@ -116,6 +117,19 @@ impl<'a> Stage<'a> {
         self.cluster.wait_for_replay().await?;
         let final_state = self.watcher.run(self.scenario.final_state).await?.rows;
         Ok(Outcome { programs, final_state })
+    }
+
+    async fn reset(&self) -> anyhow::Result<()> {
+        let refusal = async || match self.control.run(self.scenario.reset).await {
+            Err(refusal) if refusal.is_retryable() => {
+                // What it has begun is still open.
+                self.control.run("ROLLBACK").await?;
+                Ok(Some(refusal))
+            }
+            answered => Ok(answered.map(|_| None)?),
+        };
+        try_until_async("the tables are as at first", refusal, Option::is_none).await?;
+        Ok(())
     }
 
     /// Waits until each player has nothing to do or waits for a lock.
@@ -147,16 +161,6 @@ impl<'a> Stage<'a> {
             if tokio::time::Instant::now() > deadline {
                 bail!("step {position} neither ends nor waits for a lock ({busy} busy, {waiting} waiting)");
             }
-        }
-    }
-}
-
-async fn retrying(session: &Session, sql: &str) -> anyhow::Result<Answer> {
-    loop {
-        match session.run(sql).await {
-            // What it has begun is still open.
-            Err(error) if error.is_retryable() => drop(session.run("ROLLBACK").await?),
-            other => return Ok(other?),
         }
     }
 }

@@ -7,9 +7,9 @@ use std::time::{Duration, SystemTime};
 use onecopy_guest_agent::protocol::Execute;
 use onecopy_hypervisor::configuration::{Account, Generation, Incoming};
 use onecopy_hypervisor::machine::EndCause;
-use onecopy_hypervisor::monitor::{MigrationStatus, MigrationTarget};
+use onecopy_hypervisor::monitor::{Migration, MigrationStatus, MigrationTarget};
 use onecopy_hypervisor::{Agent, HypervisorError, Machine, MachineConfiguration, MachineDirectory, Qemu, State};
-use onecopy_testing::until_async;
+use onecopy_testing::{try_until_async, until_async};
 use onecopy_tests::guest::{TestGuest, long_time_limits};
 
 /// As near as two clocks must be after one was set by the other: what it takes to say so on a busy host.
@@ -185,14 +185,10 @@ async fn restored(machine: &Machine, configuration: MachineConfiguration, run: &
     machine.pause().await.expect("it answers");
     let monitor = machine.monitor();
     monitor.migrate(&state).await.expect("it answers");
-    let status = loop {
-        let migration = monitor.migration().await.expect("it answers");
-        match migration.status {
-            Some(status) if status.is_final() => break status,
-            _ => tokio::time::sleep(Duration::from_millis(50)).await,
-        }
-    };
-    assert_eq!(status, MigrationStatus::Completed, "{:?}", monitor.migration().await);
+    let look = async || Ok(monitor.migration().await?);
+    let is_final = |migration: &Migration| migration.status.is_some_and(MigrationStatus::is_final);
+    let migration = try_until_async("the migration has ended", look, is_final).await.expect("it answers");
+    assert_eq!(migration.status, Some(MigrationStatus::Completed), "{migration:?}");
     assert_eq!(machine.quit().await.expect("it answers").cause, EndCause::Quit);
     let configuration = MachineConfiguration { incoming: Some(Incoming::Deferred), ..configuration };
     let (qemu, run) = (Qemu::find().expect("QEMU"), MachineDirectory::new(run).expect("a short name"));

@@ -4,6 +4,7 @@
 //! explain what committed. The same schedules on plain servers are the control: where `control` says so, none does.
 
 use onecopy_router::config::RouterSettings;
+use onecopy_testing::try_until_async;
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::fingerprint::{ensure_servers_equal, fingerprint};
 use onecopy_tests::schedule::{Outcome, Program, Scenario, SerialChecker, Stage};
@@ -158,39 +159,28 @@ async fn control_v5_readers_of_leader_and_standby_see_a_long_fork() -> anyhow::R
     servers.wait_replayed().await?;
     let slow = servers.server("follower-2")?.connect("replay").await?;
     slow.run("SELECT pg_wal_replay_pause()").await?;
-    while slow.run("SELECT pg_get_wal_replay_pause_state()").await?.text()? != "paused" {}
+    let state = async || Ok(slow.run("SELECT pg_get_wal_replay_pause_state()").await?.text()?.to_owned());
+    try_until_async("the replay is paused", state, |state| state == "paused").await?;
     leader.run("ALTER SYSTEM SET synchronous_standby_names = 'FIRST 2 (\"follower-1\", \"follower-2\")'").await?;
     leader.run("SELECT pg_reload_conf()").await?;
 
     let first = servers.leader().connect("first").await?;
     leader.run("SET synchronous_commit = local").await?;
-    // Each process of the server takes its new settings over when it comes to it; commits before that go through.
-    let mut id = 0;
-    let commit = 'waiting: loop {
-        id += 1;
-        let update = format!("UPDATE a SET v = 1 WHERE id = {id}");
-        let updated = first.run_all(&["BEGIN", "SET LOCAL synchronous_commit = remote_apply", &update]).await?;
-        assert_eq!(updated[2].count, 1, "no commit waits for the standbys");
-        let commit = first.start("COMMIT");
-        while !commit.is_finished() {
-            let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
-            if leader.run(sql).await?.number()? == 1 {
-                break 'waiting commit;
-            }
-        }
-        commit.await??;
-        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    let begin = async |number: u32| {
+        let update = format!("UPDATE a SET v = {number} WHERE id = 1");
+        first.run_all(&["BEGIN", "SET LOCAL synchronous_commit = remote_apply", &update]).await?;
+        Ok(())
     };
-    let read_both = format!("SELECT a.v, b.v FROM a, b WHERE a.id = {id} AND b.id = 1");
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    let waits = async || Ok(leader.run(waiting).await?.number()? == 1);
+    let (commit, number) = first.commit_that_waits(begin, waits).await?;
+    let read_both = "SELECT a.v, b.v FROM a, b WHERE a.id = 1 AND b.id = 1";
     let follower = servers.server("follower-1")?.connect("reader").await?;
-    let mut on_follower = follower.run(&read_both).await?;
-    while on_follower.text()? != "1" {
-        on_follower = follower.run(&read_both).await?;
-    }
+    let row = |a: u32, b: u32| vec![vec![Some(a.to_string()), Some(b.to_string())]];
+    let on_follower = async || Ok(follower.run(read_both).await?.rows);
+    try_until_async("the follower shows the commit", on_follower, |rows| *rows == row(number, 0)).await?;
     leader.run("UPDATE b SET v = 2 WHERE id = 1").await?;
-    let on_leader = leader.run(&read_both).await?;
-    let row = |a: &str, b: &str| vec![vec![Some(a.to_owned()), Some(b.to_owned())]];
-    assert_eq!((on_follower.rows, on_leader.rows), (row("1", "0"), row("0", "2")));
+    assert_eq!(leader.run(read_both).await?.rows, row(number - 1, 2));
 
     slow.run("SELECT pg_wal_replay_resume()").await?;
     commit.await??;

@@ -1,6 +1,7 @@
 //! A router that takes over from another: what the first left running on the leader must not slip past the second's
 //! epochs.
 
+use onecopy_testing::try_until_async;
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::fingerprint::ensure_servers_equal;
 
@@ -29,12 +30,8 @@ async fn r14_a_commit_left_by_an_earlier_router_cannot_undo_a_later_ones_epoch()
     let sql = ["BEGIN", "SELECT batch FROM control", "INSERT INTO receipts VALUES (1, 1, 100)"];
     receiver.run_all(&sql).await?;
     let commit = receiver.start("COMMIT");
-    let process = loop {
-        match holder.run(WAITING).await?.number()? {
-            0 => tokio::task::yield_now().await,
-            process => break process,
-        }
-    };
+    let waiting = async || holder.run(WAITING).await?.number();
+    let process = try_until_async("the commit waits", waiting, |process| *process != 0).await?;
     setup.run_all(&["BEGIN", "SELECT batch FROM control", "UPDATE control SET batch = 2", "COMMIT"]).await?;
 
     cluster.stop_router().await;
@@ -46,7 +43,8 @@ async fn r14_a_commit_left_by_an_earlier_router_cannot_undo_a_later_ones_epoch()
     let report = reporter.run(question).await?;
     holder.run("SELECT pg_advisory_unlock(42)").await?;
     let lives = format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {process}");
-    while holder.run(&lives).await?.number()? > 0 {}
+    let living = async || holder.run(&lives).await?.number();
+    try_until_async("its back end has ended", living, |living| *living == 0).await?;
 
     // A strict read of the later router sees what the earlier one committed; the sum of batch 1 is final from then on.
     assert_eq!(report.rows[0][0].as_deref(), Some("2"));

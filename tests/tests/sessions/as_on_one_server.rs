@@ -6,7 +6,7 @@ use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 use tokio_postgres::{AsyncMessage, Config, NoTls};
 
-use super::harness::start_usual;
+use super::harness::{start_usual, try_until};
 use super::wire::{Answer, Wire, bind, execute, flush, message, parse, query, sync};
 
 /// Far less than any bound of the router's for a lock.
@@ -228,9 +228,7 @@ async fn a_transaction_that_sets_and_locks_reads_what_is_there_then() -> anyhow:
         second.send(&query("LOCK TABLE numbers IN EXCLUSIVE MODE")).await?;
         let waiting = "SELECT FROM pg_locks WHERE NOT granted";
         let mut looking = direct(&cluster).await?;
-        while looking.query(waiting).await?.text_rows().is_empty() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        try_until("the lock is waited for", async || Ok(!looking.query(waiting).await?.text_rows().is_empty())).await?;
         assert_eq!(first.query("COMMIT").await?.code(), "00000");
         assert_eq!(second.answer().await?.code(), "00000");
         assert_eq!(second.query("UPDATE numbers SET value = value + 1").await?.code(), "00000", "{set}");

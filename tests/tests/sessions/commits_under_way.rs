@@ -42,22 +42,16 @@ async fn after_a_leader_died_in_a_commit_and_a_silence_other_sessions_read_on() 
     });
     let writer = cluster.updater("writer").await?;
     make_commits_endless(&cluster).await?;
-    // The server takes its new settings over when it comes to it; commits before that go through.
-    let mut number = 11;
-    let commit = 'waiting: loop {
-        let insert = format!("INSERT INTO numbers VALUES ({number}, 0)");
-        bounded("a transaction", writer.run_all(&["BEGIN", &insert, "SET LOCAL synchronous_commit = on"])).await??;
-        let commit = writer.start("COMMIT");
-        while !commit.is_finished() {
-            let sql = "SELECT count(*) FROM pg_stat_activity \
-                 WHERE wait_event = 'SyncRep' AND application_name = 'onecopy session'";
-            if on_leader(&cluster, sql).await?.number()? == 1 {
-                break 'waiting commit;
-            }
-        }
-        commit.await??;
-        number += 1;
+    let begin = async |number: u32| {
+        let insert = format!("INSERT INTO numbers VALUES ({}, 0)", 10 + number);
+        writer.run_all(&["BEGIN", &insert, "SET LOCAL synchronous_commit = on"]).await?;
+        Ok(())
     };
+    let waiting = "SELECT count(*) FROM pg_stat_activity \
+         WHERE wait_event = 'SyncRep' AND application_name = 'onecopy session'";
+    let waits = async || Ok(on_leader(&cluster, waiting).await?.number()? == 1);
+    let (commit, number) = writer.commit_that_waits(begin, waits).await?;
+    let number = 10 + i64::from(number);
     cluster.servers.leader().server.crash_stop().await?;
     let lost = bounded("the commit", commit).await??.expect_err("its leader died");
     assert_eq!(lost.code, "08007", "{lost}");

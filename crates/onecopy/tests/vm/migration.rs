@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use onecopy_machine::migration::MigrationResult;
 use onecopy_testing::TestDirectory;
@@ -281,15 +281,15 @@ fn t51_a_machine_that_changes_faster_than_it_travels_goes_where_it_may_be_slowed
     let standing = here.1.home("web").join("standing.json");
     let keeper = here.1.process("web", "keeper.lock").expect("it runs");
     let is_taking = || std::fs::read_to_string(&standing).expect("a text").contains("taking");
-    loop {
+    until("it stands while its state is being taken", || {
         // Its state does not change while it does not run.
         send(keeper, Signal::STOP);
-        if is_taking() {
-            break;
+        let is_taking = is_taking();
+        if !is_taking {
+            send(keeper, Signal::CONT);
         }
-        send(keeper, Signal::CONT);
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        is_taking
+    });
     // Nobody else asks for it.
     there.0.kill();
     there.1.kill("web", "keeper.lock");
