@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::ensure;
+use onecopy_testing::try_until_async;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::task::JoinSet;
@@ -17,9 +17,6 @@ use crate::servers::TestServer;
 const UPDATERS: u64 = 2;
 /// Between two transactions of one: the machine has other work, too.
 const UPDATE_PAUSE: Duration = Duration::from_millis(2);
-/// What has not happened by then never does.
-const DEADLINE: Duration = Duration::from_secs(240);
-const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A load that runs.
 pub struct Load {
@@ -95,17 +92,12 @@ impl Load {
     /// The load stands still.
     pub async fn go_on(&self, more: LoadReport) -> anyhow::Result<()> {
         let begin = self.report();
-        let deadline = tokio::time::Instant::now() + DEADLINE;
-        loop {
-            let now = self.report();
-            if now.updates >= begin.updates + more.updates
-                && now.schema_rounds >= begin.schema_rounds + more.schema_rounds
-            {
-                return Ok(());
-            }
-            ensure!(tokio::time::Instant::now() < deadline, "the load stands still: {begin:?}, then {now:?}");
-            tokio::time::sleep(LOOK_INTERVAL).await;
-        }
+        let went_on = |now: &LoadReport| {
+            now.updates >= begin.updates + more.updates && now.schema_rounds >= begin.schema_rounds + more.schema_rounds
+        };
+        let what = format!("the load goes on from {begin:?} by {more:?}");
+        try_until_async(&what, async || Ok(self.report()), went_on).await?;
+        Ok(())
     }
 
     /// Ends it.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use onecopy_postgres::{Lsn, StopMode};
+use onecopy_testing::try_until_async;
 
 use crate::client::Session;
 use crate::clones::contents::{Contents, contents, ensure_holds, ensure_same_as};
@@ -12,8 +13,6 @@ use crate::clones::{pages, programs};
 use crate::servers::{DATABASE, TestServer};
 
 const PROMOTION_TIMEOUT: Duration = Duration::from_secs(180);
-const AUTOVACUUM_DEADLINE: Duration = Duration::from_secs(120);
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A launcher that has not read the setting yet begins another worker.
 const AUTOVACUUMS: &str =
@@ -78,11 +77,8 @@ pub async fn quiet(server: &TestServer) -> anyhow::Result<()> {
     server.server.reload().await?;
     // Workers that have begun go on through their whole database, whatever the setting is meanwhile.
     let session = Session::connect("quiet", &server.config("postgres")).await?;
-    let deadline = tokio::time::Instant::now() + AUTOVACUUM_DEADLINE;
-    while session.run(AUTOVACUUMS).await?.number()? > 0 {
-        ensure!(tokio::time::Instant::now() < deadline, "{} still vacuums by itself", server.name);
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
+    let what = format!("{} vacuums no more by itself", server.name);
+    try_until_async(&what, async || session.run(AUTOVACUUMS).await?.number(), |working| *working == 0).await?;
     Ok(())
 }
 

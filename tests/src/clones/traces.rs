@@ -2,17 +2,13 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use onecopy_clone::service::Rendezvous;
+use onecopy_testing::try_until_async;
 use rustix::process::{Pid, Signal};
 
 use crate::servers::TestServer;
-
-/// A service that has nothing left to do is gone by then.
-const DEADLINE: Duration = Duration::from_secs(120);
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Checks that nothing of a service is left, and that its clone's directory is an ordinary one.
 ///
@@ -20,11 +16,12 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 ///
 /// A process, a directory, a mark on a file, a mount, a file of ours.
 pub async fn ensure_none(rendezvous: &Rendezvous, clone: &TestServer) -> anyhow::Result<()> {
-    let deadline = tokio::time::Instant::now() + DEADLINE;
-    while !processes(rendezvous.directory())?.is_empty() || rendezvous.directory().exists() {
-        ensure!(tokio::time::Instant::now() < deadline, "{} stays", rendezvous.directory().display());
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
+    let service = rendezvous.directory();
+    let left = async || Ok((processes(service)?, service.exists()));
+    try_until_async(&format!("{} is gone", service.display()), left, |(processes, directory)| {
+        processes.is_empty() && !directory
+    })
+    .await?;
     let directory = clone.server.data_directory();
     ensure_ordinary(directory)?;
     let marks = marks_in(directory)?;
@@ -78,18 +75,14 @@ pub fn processes(word: &Path) -> anyhow::Result<Vec<(Pid, String)>> {
 ///
 /// There are none, or several, all the time; the list of processes cannot be read.
 pub async fn signal(rendezvous: &Rendezvous, command: &str, signal: Signal) -> anyhow::Result<()> {
-    let deadline = tokio::time::Instant::now() + DEADLINE;
-    loop {
+    let send = async || {
         let mut found = processes(rendezvous.directory())?;
         found.retain(|(_, line)| line.split(' ').any(|word| word == command));
-        if let [(process, _)] = found[..]
-            && rustix::process::kill_process(process, signal).is_ok()
-        {
-            return Ok(());
-        }
-        ensure!(tokio::time::Instant::now() < deadline, "not one {command}: {found:?}");
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
+        let is_sent = matches!(found[..], [(process, _)] if rustix::process::kill_process(process, signal).is_ok());
+        Ok((is_sent, found))
+    };
+    try_until_async(&format!("there is one {command}"), send, |(is_sent, _)| *is_sent).await?;
+    Ok(())
 }
 
 /// Marks on files and directories below this one, in any process, as `/proc/<pid>/fdinfo` tells them

@@ -1,17 +1,12 @@
 //! Processes that die at random: back ends, the extension's worker, whatever a server has.
 
 use std::path::Path;
-use std::time::Duration;
 
-use anyhow::ensure;
 use onecopy_postgres::processes_of;
+use onecopy_testing::until_async;
 use rustix::process::{Pid, Signal};
-use tokio::time::Instant;
 
 use crate::servers::TestServer;
-
-const NOTICED_DEADLINE: Duration = Duration::from_secs(120);
-const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// What a process of a server is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,16 +42,12 @@ pub fn kill_one(server: &TestServer, kind: Kind, choice: usize) -> Option<Pid> {
 /// Waits until the postmaster has noticed that a process of its server is dead. Whoever connects from then on is let in
 /// by the server as it is after that.
 ///
-/// # Errors
+/// # Panics
 ///
 /// It does not notice.
-pub async fn wait_noticed(process: Pid) -> anyhow::Result<()> {
-    let deadline = Instant::now() + NOTICED_DEADLINE;
-    while rustix::process::test_kill_process(process).is_ok() {
-        ensure!(Instant::now() < deadline, "the postmaster does not notice the death of {process:?}");
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
-    Ok(())
+pub async fn wait_noticed(process: Pid) {
+    let what = format!("the postmaster notices the death of {process:?}");
+    until_async(&what, async || rustix::process::test_kill_process(process).is_err()).await;
 }
 
 /// By its title: `postgres: [cluster: ]what it is`. One without a title has just begun or is about to end.

@@ -1,16 +1,10 @@
 //! A server's buffer pool, asked and told by SQL.
 
-use std::time::Duration;
-
 use anyhow::{Context, ensure};
-use tokio::time::Instant;
+use onecopy_testing::try_until_async;
 
 use crate::client::{Session, StatementResult};
 use crate::servers::TestServer;
-
-/// What has not come to rest by then never does.
-const STEADY_DEADLINE: Duration = Duration::from_secs(180);
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A connection that asks and tells.
 #[derive(Debug, Clone)]
@@ -108,17 +102,13 @@ impl Pool {
     ///
     /// It does not come to rest, or its figures contradict each other.
     pub async fn steady(&self) -> anyhow::Result<Status> {
-        let deadline = Instant::now() + STEADY_DEADLINE;
-        loop {
-            let status = self.status().await?;
-            // What is published belongs to the target, too, until somebody takes it.
-            if status.state == "steady" && status.pool_bytes + status.published_bytes == status.target_bytes {
-                status.ensure_consistent()?;
-                return Ok(status);
-            }
-            ensure!(Instant::now() < deadline, "the pool does not come to rest: {status:?}");
-            tokio::time::sleep(LOOK_INTERVAL).await;
-        }
+        // What is published belongs to the target, too, until somebody takes it.
+        let is_steady = |status: &Status| {
+            status.state == "steady" && status.pool_bytes + status.published_bytes == status.target_bytes
+        };
+        let status = try_until_async("the pool comes to rest", async || self.status().await, is_steady).await?;
+        status.ensure_consistent()?;
+        Ok(status)
     }
 }
 

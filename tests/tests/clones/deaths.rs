@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use onecopy_clone::service::{HYDRATOR_COMMAND, KEEPER_COMMAND, Rendezvous, Service};
 use onecopy_postgres::StopMode;
+use onecopy_testing::{try_until_async, until_async};
 use onecopy_tests::clones::cloning::{Cloned, program};
 use onecopy_tests::clones::harness::Harness;
 use onecopy_tests::clones::load::{Load, LoadReport};
@@ -19,8 +20,6 @@ use rustix::process::Signal;
 const SLOW_BYTES_PER_SECOND: u64 = 128 << 10;
 /// A statement that waits for content which never comes does not answer meanwhile.
 const NO_ANSWER_WITHIN: Duration = Duration::from_secs(3);
-/// How long it may take to remove what a dead service left.
-const CLEARED_WITHIN: Duration = Duration::from_secs(120);
 const SOME: LoadReport = LoadReport { updates: 20, schema_rounds: 1 };
 /// Without DROP DATABASE, which removes files that a hydrator alone has open: one that dies just then may cost the
 /// clone.
@@ -127,11 +126,7 @@ async fn kill_service(rendezvous: &Rendezvous) -> anyhow::Result<()> {
         }
     }
     // Until the last thread has gone they hold what they have open.
-    let deadline = tokio::time::Instant::now() + CLEARED_WITHIN;
-    while rendezvous.is_held() {
-        anyhow::ensure!(tokio::time::Instant::now() < deadline, "the killed service holds its lock");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until_async("the killed service holds its lock no more", async || !rendezvous.is_held()).await;
     Ok(())
 }
 
@@ -149,15 +144,11 @@ async fn without_a_service_the_source_goes_on_and_the_clone_shows_nothing_false(
     // The next command that has to do with this source clears up.
     let service = harness.service(&harness.source).await?;
     let session = harness.source.connect("slots").await?;
-    let deadline = tokio::time::Instant::now() + CLEARED_WITHIN;
-    loop {
+    let left = async || {
         let slots = session.run("SELECT count(*) FROM pg_replication_slots").await?.number()?;
-        if slots == 0 && !cloned.plan.target.exists() && !cloned.clone.server.is_running() {
-            break;
-        }
-        assert!(tokio::time::Instant::now() < deadline, "{slots} slots are left, or {}", cloned.plan.target.display());
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+        Ok((slots, cloned.plan.target.exists(), cloned.clone.server.is_running()))
+    };
+    try_until_async("no slot, no clone and no server is left", left, |left| *left == (0, false, false)).await?;
     load.go_on(SOME).await?;
     // And another one can be made in its place.
     let again = harness.clone_lazily(&harness.source, vec![cloned.plan.clone()]).await?.remove(0);
@@ -177,9 +168,7 @@ async fn after_a_crash_of_the_host_a_clone_that_is_not_whole_does_not_start() ->
     harness.source.kill();
     assert!(load.stop().await.is_err());
     for server in [&cloned.clone.server, &harness.source.server] {
-        while server.is_running() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        until_async("the killed server has ended", async || !server.is_running()).await;
     }
     std::fs::remove_dir_all(cloned.rendezvous()?.directory())?;
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use onecopy_clone::image::Image;
 use onecopy_clone::warm::{HotPages, autoprewarm, hot_ranges};
 use onecopy_postgres::StopMode;
+use onecopy_testing::try_until_async;
 use onecopy_tests::client::Session;
 use onecopy_tests::clones::contents::wait_replayed;
 use onecopy_tests::clones::damage::relation_path;
@@ -112,11 +113,8 @@ async fn a_standby_starts_with_its_sources_hot_pages() -> anyhow::Result<()> {
         clone.server.start().await?;
         let expected = buffered(source, "placed").await?;
         assert!(expected > 50, "{version:?}: {expected} hot pages");
-        let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(120);
-        while buffered(&clone, "placed").await? < expected {
-            assert!(tokio::time::Instant::now() < deadline, "{version:?}: {}", buffered(&clone, "placed").await?);
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        let what = format!("{version:?}: {expected} hot pages are there");
+        try_until_async(&what, async || buffered(&clone, "placed").await, |pages| *pages >= expected).await?;
     }
     Ok(())
 }

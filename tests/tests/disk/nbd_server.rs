@@ -5,13 +5,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use onecopy_disk_server::{DiskClient, DiskServerError};
-
-/// What a server may take to listen, on a machine that has more to do.
-const START_TIMEOUT: Duration = Duration::from_secs(180);
+use onecopy_testing::until_seen;
 
 /// What the server of a disk answers, also in a test that is a future.
 pub fn ask_disk<T>(
@@ -74,19 +71,20 @@ impl NbdServerProcess {
             .stderr(log)
             .spawn()?;
         self.process = Some(child);
-        let deadline = Instant::now() + START_TIMEOUT;
-        // The control socket is the last that it opens.
-        while UnixStream::connect(&self.socket).is_err() || ask_disk(&self.directory, |_| Ok(())).is_err() {
-            let process = self.process.as_mut().context("no server was started")?;
-            if let Some(status) = process.try_wait()? {
-                anyhow::bail!("the disk's server ended: {status}: {}", self.said());
-            }
-            ensure!(Instant::now() < deadline, "the disk is not served: {}", self.said());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let look = || (self.listens(), self.said());
+        until_seen("the disk is served", look, |(listens, _)| !matches!(listens, Ok(false))).0?;
         // Also a QEMU under another account may connect.
         std::fs::set_permissions(&self.socket, std::fs::Permissions::from_mode(0o777))?;
         Ok(())
+    }
+
+    /// Whether it listens; the control socket is the last that it opens.
+    fn listens(&mut self) -> anyhow::Result<bool> {
+        let process = self.process.as_mut().context("no server was started")?;
+        if let Some(status) = process.try_wait()? {
+            anyhow::bail!("the disk's server ended: {status}: {}", self.said());
+        }
+        Ok(UnixStream::connect(&self.socket).is_ok() && ask_disk(&self.directory, |_| Ok(())).is_ok())
     }
 
     /// What it wrote to its log.

@@ -5,13 +5,13 @@ use std::io::IoSliceMut;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use onecopy_clone::network::keys::make_host;
 use onecopy_disk::nbd::{Address, DiskExports, Server, ServerOptions};
 use onecopy_disk::source::{NbdClient, NbdClientOptions, Source, TlsFiles};
 use onecopy_disk::{Attachment, CreateOptions, Disk, OpenOptions};
-use onecopy_testing::free_port;
+use onecopy_testing::{free_port, until, until_seen};
 
 const SIZE_BYTES: u64 = 8 << 20;
 /// What an answer may take, on a machine that has more to do.
@@ -39,11 +39,7 @@ impl QemuNbd {
         command.args(["--persistent", "--shared=8", "-f", "raw", "-x", "image"]).arg("-k").arg(socket);
         let child = command.args(arguments).arg(image).stdin(Stdio::null()).spawn().expect("qemu-nbd: see make setup");
         let server = QemuNbd(child);
-        let deadline = Instant::now() + TIMEOUT;
-        while !socket.exists() {
-            assert!(Instant::now() < deadline, "qemu-nbd does not listen");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until("qemu-nbd listens", || socket.exists());
         server
     }
 }
@@ -98,17 +94,14 @@ fn b24_an_export_of_qemu_that_can_be_written_to_is_refused_as_a_base() {
     let socket = directory.path().join("socket");
     let _server = QemuNbd::start(&socket, &[], &image);
     let url = format!("nbd+unix:///image?socket={}", socket.display());
-    let deadline = Instant::now() + TIMEOUT;
+    let connect = || {
+        let options = NbdClientOptions { connect_timeout: IN_VAIN, ..NbdClientOptions::default() };
+        NbdClient::connect(&url, options).map(|_| "connected").unwrap_err().to_string()
+    };
     // It goes on trying, since the export may be another one later; the time may be over before the server has
     // answered.
-    let error = loop {
-        let options = NbdClientOptions { connect_timeout: IN_VAIN, ..NbdClientOptions::default() };
-        let error = NbdClient::connect(&url, options).map(|_| "connected").unwrap_err().to_string();
-        if error.contains("must never change") || Instant::now() >= deadline {
-            break error;
-        }
-    };
-    assert!(error.contains("must never change") && error.contains("qemu-nbd -r"), "{error}");
+    let error = until_seen("it is refused", connect, |error| error.contains("must never change"));
+    assert!(error.contains("qemu-nbd -r"), "{error}");
 }
 
 /// The certificates of a host under the names that QEMU looks for.

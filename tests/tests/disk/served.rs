@@ -4,14 +4,11 @@ use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use onecopy_disk::{CreateOptions, Disk};
 use onecopy_hypervisor::configuration::{Disk as GuestDisk, DiskBackend};
-
-/// What a server may take to listen, on a machine that has more to do.
-const START_TIMEOUT: Duration = Duration::from_secs(180);
+use onecopy_testing::until_seen;
 
 /// The flags of a socket that listens (`__SO_ACCEPTCON`, linux/net.h).
 const LISTENS: &str = "00010000";
@@ -64,12 +61,9 @@ impl Server {
             .stderr(log)
             .spawn()?;
         self.process = Some(child);
-        let deadline = Instant::now() + START_TIMEOUT;
         // A connection would be a front end: the server's own word is taken instead.
-        while !self.listens()? {
-            ensure!(Instant::now() < deadline, "the disk is not served: {}", self.said());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let look = || (self.listens(), self.said());
+        until_seen("the disk is served", look, |(listens, _)| !matches!(listens, Ok(false))).0?;
         // Also a QEMU under another account may connect.
         std::fs::set_permissions(&self.socket, std::fs::Permissions::from_mode(0o777))?;
         Ok(())

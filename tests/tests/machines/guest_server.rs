@@ -6,7 +6,7 @@ use std::time::Duration;
 use onecopy_guest_agent::protocol::{BaseBackup, Initialize, Postgres, PostgresState, StopMode};
 use onecopy_hypervisor::configuration::{Network, NetworkEnd};
 use onecopy_postgres::{Role, Server, ServerOptions, ServiceUser, recommended_settings};
-use onecopy_testing::{PASSWORD, USER, free_port};
+use onecopy_testing::{PASSWORD, USER, free_port, try_until_async, until_async};
 use onecopy_tests::client::Session;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::guest::TestGuest;
@@ -42,12 +42,8 @@ async fn v16_a_guest_makes_runs_and_stops_a_server() {
 
     guest.sql("ALTER SYSTEM SET work_mem = '5MB'").await.unwrap();
     agent.postgres(Postgres::Reload {}, TIMEOUT, |_| {}).await.unwrap();
-    let deadline = tokio::time::Instant::now() + TIMEOUT;
     // The server reads its files when its signal arrives.
-    while guest.sql("SHOW work_mem").await.unwrap() != "5MB" {
-        assert!(tokio::time::Instant::now() < deadline, "the server does not read its settings again");
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
+    until_async("it has read its settings", async || guest.sql("SHOW work_mem").await.unwrap() == "5MB").await;
 
     agent.stop_postgres(StopMode::Immediate, TIMEOUT).await.unwrap();
     assert_eq!(agent.postgres_status().await.unwrap().state, PostgresState::Stopped);
@@ -125,14 +121,8 @@ async fn v17_a_guests_server_follows_one_of_the_host() {
     config.host("127.0.0.1").port(port).user(USER).password(PASSWORD).dbname("postgres");
     let session = Session::connect("test", &config).await.unwrap();
     session.run("CREATE TABLE followed AS SELECT 42 AS number").await.unwrap();
-    let deadline = tokio::time::Instant::now() + TIMEOUT;
-    loop {
-        match guest.sql("SELECT number FROM followed").await {
-            Ok(number) => break assert_eq!(number, "42"),
-            Err(error) => assert!(tokio::time::Instant::now() < deadline, "{error}"),
-        }
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
+    let followed = async || Ok(guest.sql("SELECT number FROM followed").await);
+    assert_eq!(try_until_async("the table is there", followed, Result::is_ok).await.unwrap().unwrap(), "42");
     drop(session);
     guest.power_down().await.unwrap();
     source.0.stop(onecopy_postgres::StopMode::Fast).await.unwrap();

@@ -1,9 +1,8 @@
 //! What becomes of a pool's size when servers crash, stop and start, and the worker dies.
 
-use std::time::Duration;
-
 use anyhow::{Context, ensure};
 use onecopy_postgres::StopMode;
+use onecopy_testing::try_until_async;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
 use onecopy_tests::memory::deaths::Kind;
@@ -13,7 +12,6 @@ use onecopy_tests::memory::pool::Pool;
 use onecopy_tests::memory::segment::Segment;
 use onecopy_tests::servers::TestServer;
 use rustix::process::{Pid, Signal};
-use tokio::time::Instant;
 
 const CEILING_BYTES: u64 = 192 * MIB;
 const SETTING: &str = "128MB";
@@ -21,9 +19,7 @@ const SETTING_BYTES: u64 = 128 * MIB;
 const ROWS: u64 = 180 * MIB / PAGE_BYTES;
 /// What a segment has beside the pool's blocks, at this ceiling.
 const BESIDE_BYTES_MAX: u64 = 24 * MIB;
-const RESTART_DEADLINE: Duration = Duration::from_secs(120);
 const CHECKPOINTER: &str = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'";
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 async fn harness() -> anyhow::Result<Harness> {
     let plan = Plan::new(Version::Fifteen, CEILING_BYTES).set("onecopy.memory_target", SETTING);
@@ -45,18 +41,15 @@ async fn ensure_at_setting(server: &TestServer) -> anyhow::Result<()> {
 /// Waits until there is another worker than this one: the server as it was may still let somebody in just after a
 /// death.
 async fn wait_restarted(server: &TestServer, worker: u32) -> anyhow::Result<()> {
-    let deadline = Instant::now() + RESTART_DEADLINE;
-    loop {
-        let answer = match Pool::of(server).await {
-            Ok(pool) => pool.status().await,
-            Err(error) => Err(error),
-        };
-        if answer.as_ref().is_ok_and(|status| ![0, worker].contains(&status.worker)) {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "it did not come back: {answer:?}");
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
+    let look = async || match Pool::of(server).await {
+        Ok(pool) => Ok(pool.status().await),
+        Err(error) => Ok(Err(error)),
+    };
+    let what = format!("worker {worker} has a successor");
+    let answer = try_until_async(&what, look, |answer| {
+        answer.as_ref().is_ok_and(|status| ![0, worker].contains(&status.worker))
+    });
+    answer.await?.map(drop)
 }
 
 /// After a crash, any kind of stop, a reload, the setting holds; a worker that is ended goes on from where it was.
@@ -123,15 +116,7 @@ async fn m11_a_worker_that_is_ended_goes_on_from_where_it_was() -> anyhow::Resul
         rustix::process::kill_process(process, Signal::TERM)?;
         let status = pool.steady().await?;
         assert_eq!(status.pool_bytes, target);
-        let deadline = Instant::now() + RESTART_DEADLINE;
-        loop {
-            let worker = pool.status().await?.worker;
-            if worker != 0 && worker != before {
-                break;
-            }
-            ensure!(Instant::now() < deadline, "worker {before} has no successor: {worker}");
-            tokio::time::sleep(LOOK_INTERVAL).await;
-        }
+        wait_restarted(leader, before).await?;
     }
     // The connection has lived through all of it: nothing crashed.
     assert_eq!(pool.session().run("SELECT count(*) FROM pages").await?.number()?, i64::try_from(ROWS)?);
@@ -148,11 +133,8 @@ async fn m11_a_changed_setting_holds_after_a_reload() -> anyhow::Result<()> {
         settings.set("onecopy.memory_target", text);
         leader.server.set_settings(settings);
         leader.server.reload().await?;
-        let deadline = Instant::now() + RESTART_DEADLINE;
-        while pool.status().await?.pool_bytes != bytes {
-            ensure!(Instant::now() < deadline, "{text} is not followed: {:?}", pool.status().await?);
-            tokio::time::sleep(LOOK_INTERVAL).await;
-        }
+        let what = format!("{text} is followed");
+        try_until_async(&what, async || pool.status().await, |status| status.pool_bytes == bytes).await?;
         pool.steady().await?;
     }
     Ok(())

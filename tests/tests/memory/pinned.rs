@@ -1,9 +1,9 @@
 //! A page that somebody holds cannot be taken: it is waited for and named, and whoever waits can give up.
 
 use std::ops::Range;
-use std::time::Duration;
 
 use anyhow::ensure;
+use onecopy_testing::try_until_async;
 use onecopy_tests::client::Session;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
@@ -12,7 +12,6 @@ use onecopy_tests::memory::pages::{self, PAGE_BYTES};
 use onecopy_tests::memory::pool::{Pool, Status};
 use onecopy_tests::memory::segment::Segment;
 use onecopy_tests::servers::TestServer;
-use tokio::time::Instant;
 
 const CEILING_BYTES: u64 = 192 * MIB;
 const ROWS: u64 = 180 * MIB / PAGE_BYTES;
@@ -21,8 +20,6 @@ const TARGET_BYTES: u64 = 64 * MIB;
 const EDGES_BYTES: u64 = 2 * 4096;
 /// Chunks that cannot be given back whole because of one page.
 const HELD_BYTES_MAX: u64 = 4 * MIB;
-const BLOCKED_DEADLINE: Duration = Duration::from_secs(180);
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A session that holds the first page of the table from this place of the pool on, and the page's row.
 async fn hold(server: &TestServer, from_bytes: u64) -> anyhow::Result<(Session, i64)> {
@@ -58,22 +55,18 @@ async fn m14_a_page_that_is_held_is_waited_for_and_named() -> anyhow::Result<()>
         waiter.run(&format!("SELECT onecopy_memory_target('{TARGET_BYTES} B')")).await.expect_err("it is held");
     assert_eq!(refusal.code, "57014", "{refusal}");
     // All others may still be on their way, on a busy machine.
-    let deadline = Instant::now() + BLOCKED_DEADLINE;
-    let (status, why) = loop {
+    let look = async || {
         let status = pool.status().await?;
         let why = pool.session().run("SELECT pinned_buffers, blocked_by FROM onecopy_memory_status").await?;
-        let is_named = why.rows[0][0].as_deref() == Some("1") && why.rows[0][1].is_some();
-        let is_given_back = segment.present_bytes()? <= TARGET_BYTES + 24 * MIB + HELD_BYTES_MAX;
-        if (status.state == "blocked" && is_named && is_given_back) || Instant::now() > deadline {
-            break (status, why);
-        }
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        Ok((status, why.rows, segment.present_bytes()?))
     };
-    assert_eq!((status.target_bytes, status.state.as_str()), (TARGET_BYTES, "blocked"), "the target stays: {status:?}");
-    ensure!(why.rows[0][0].as_deref() == Some("1") && why.rows[0][1].is_some(), "{why:?}");
-    // All but the held page's surroundings is given back already.
-    let present = segment.present_bytes()?;
-    ensure!(present <= TARGET_BYTES + 24 * MIB + HELD_BYTES_MAX, "{present} bytes are there while one page is held");
+    let what = "one page is named, and all but its surroundings is given back";
+    let (status, ..) = try_until_async(what, look, |(status, why, present)| {
+        let is_named = why[0][0].as_deref() == Some("1") && why[0][1].is_some();
+        status.state == "blocked" && is_named && *present <= TARGET_BYTES + 24 * MIB + HELD_BYTES_MAX
+    })
+    .await?;
+    assert_eq!(status.target_bytes, TARGET_BYTES, "the target stays: {status:?}");
 
     // What is held is what it was.
     holder.run("COMMIT").await?;
@@ -121,22 +114,18 @@ async fn m32_a_page_that_cannot_be_written_keeps_its_own_chunk_only() -> anyhow:
     std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o000))?;
 
     pool.want("64MB", false).await?;
-    let deadline = Instant::now() + BLOCKED_DEADLINE;
-    loop {
+    let look = async || {
         let why = pool.session().run("SELECT blocked_by FROM onecopy_memory_status").await?;
-        let is_named = why.rows[0][0].as_deref().is_some_and(|why| why.contains("could not open file"));
-        let status = pool.status().await?;
-        if is_named && status.pool_bytes == TARGET_BYTES + CHUNK_BYTES + PAGE_BYTES {
-            break;
-        }
-        ensure!(Instant::now() < deadline, "{status:?}: {why:?}");
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
+        Ok((why.rows, pool.status().await?))
+    };
+    try_until_async("one page is named, and its chunk and the held page are left", look, |(why, status)| {
+        let is_named = why[0][0].as_deref().is_some_and(|why| why.contains("could not open file"));
+        is_named && status.pool_bytes == TARGET_BYTES + CHUNK_BYTES + PAGE_BYTES
+    })
+    .await?;
     holder.run("COMMIT").await?;
-    while pool.status().await?.pool_bytes > TARGET_BYTES + CHUNK_BYTES {
-        ensure!(Instant::now() < deadline, "what was held is waited for: {:?}", pool.status().await?);
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
+    let is_given_back = |status: &Status| status.pool_bytes <= TARGET_BYTES + CHUNK_BYTES;
+    try_until_async("what was held is given back", async || pool.status().await, is_given_back).await?;
     std::fs::set_permissions(&file, mode)?;
     assert_eq!(pool.steady().await?.pool_bytes, TARGET_BYTES);
     assert_eq!(session.run("SELECT number FROM stuck").await?.number()?, 2);
@@ -151,15 +140,15 @@ fn bytes_in_both(one: &[Range<u64>], other: &[Range<u64>]) -> u64 {
 
 /// Waits until the pool has this size, all else of it is given back or published, and all of that is counted.
 async fn wait_given_back(pool: &Pool, pool_bytes: u64) -> anyhow::Result<Status> {
-    let deadline = Instant::now() + BLOCKED_DEADLINE;
-    loop {
-        let status = pool.status().await?;
-        if status.pool_bytes == pool_bytes && status.returned_bytes + status.published_bytes == status.parked_bytes {
-            return Ok(status);
-        }
-        ensure!(Instant::now() < deadline, "a pool of {pool_bytes} bytes is waited for: {status:?}");
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
+    let what = format!("all but {pool_bytes} bytes of the pool is given back");
+    try_until_async(
+        &what,
+        async || pool.status().await,
+        |status| {
+            status.pool_bytes == pool_bytes && status.returned_bytes + status.published_bytes == status.parked_bytes
+        },
+    )
+    .await
 }
 
 /// One held page keeps itself, whenever it was taken hold of and however long the others are held already.

@@ -1,16 +1,13 @@
 //! Memory that is given back is really the machine's again, and comes back when it is wanted.
 
-use std::time::Duration;
-
 use anyhow::{Context, ensure};
-use onecopy_testing::ControlGroup;
+use onecopy_testing::{ControlGroup, try_until_async};
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
 use onecopy_tests::memory::harness::{Harness, Plan};
 use onecopy_tests::memory::huge_pages::HugePages;
 use onecopy_tests::memory::pages::{self, PAGE_BYTES};
 use onecopy_tests::memory::segment::{Segment, machine_shared_bytes};
-use tokio::time::Instant;
 
 const CEILING_BYTES: u64 = 256 * MIB;
 /// The table fills nearly all of the pool.
@@ -19,8 +16,6 @@ const ROWS: u64 = 240 * MIB / PAGE_BYTES;
 const EDGES_BYTES: u64 = 2 * 4096;
 /// Descriptors, hash tables and the like that come into being meanwhile.
 const BESIDE_BYTES_MAX: u64 = 4 * MIB;
-const SUMMED_DEADLINE: Duration = Duration::from_secs(120);
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// The machine's shared memory is used by other programs, too, which come and go: the middle of so many rounds is
 /// looked at, and may be off by what such a program takes. What the server itself gives back is known to the byte, and
 /// tested above.
@@ -57,18 +52,15 @@ async fn memory_is_returned(version: Version) -> anyhow::Result<()> {
         );
         ensure!(present >= target, "{present} bytes are there at {target}: more was given back than was captured");
         // The kernel sums a group's figures up from time to time.
-        let deadline = Instant::now() + SUMMED_DEADLINE;
-        let usage = loop {
-            let usage = group.usage()?;
-            if full_group.saturating_sub(usage.shared_bytes) + BESIDE_BYTES_MAX >= full - present {
-                break usage;
-            }
-            ensure!(
-                Instant::now() < deadline,
-                "the group had {full_group}, has {usage:?}; the segment had {full}, has {present}"
-            );
-            tokio::time::sleep(LOOK_INTERVAL).await;
-        };
+        let what = format!(
+            "a group of {full_group} bytes loses what its segment has lost, which had {full} and has {present}"
+        );
+        let usage = try_until_async(
+            &what,
+            async || group.usage(),
+            |usage| full_group.saturating_sub(usage.shared_bytes) + BESIDE_BYTES_MAX >= full - present,
+        )
+        .await?;
         ensure!(usage.swap_bytes == 0, "{usage:?}");
     }
     assert_eq!(pool.resize(CEILING_BYTES).await?, CEILING_BYTES);

@@ -1,9 +1,8 @@
 //! What is in a pool after it was made smaller, and what is known of what a larger one would save.
 
-use std::time::Duration;
-
 use anyhow::{Context, ensure};
 use onecopy_postgres::StopMode;
+use onecopy_testing::{WAIT_MAX, try_until_async};
 use onecopy_tests::client::Session;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
@@ -11,7 +10,6 @@ use onecopy_tests::memory::harness::{Harness, Plan};
 use onecopy_tests::memory::pages::{self, PAGE_BYTES};
 use onecopy_tests::memory::pgbench::{Pgbench, Script, Until};
 use onecopy_tests::servers::TestServer;
-use tokio::time::Instant;
 
 const CEILING_BYTES: u64 = 256 * MIB;
 const SMALL_BYTES: u64 = 80 * MIB;
@@ -27,10 +25,6 @@ const CLIENTS: u32 = 2;
 const SHARE_MIN: f64 = 0.5;
 /// Reads a second that a pool twice as large would save, at least.
 const SAVED_MIN: f64 = 100.0;
-/// Longer than the window of 60 s that the means are of: before, they tell of what was done before, too.
-const SEEN_DEADLINE: Duration = Duration::from_secs(240);
-const COUNTED_DEADLINE: Duration = Duration::from_secs(120);
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Pages of the table found in the pool, of those wanted, while a run goes on.
 async fn hit_ratio(server: &TestServer, until: Until) -> anyhow::Result<f64> {
@@ -44,17 +38,10 @@ async fn hit_ratio(server: &TestServer, until: Until) -> anyhow::Result<f64> {
     };
     let before = count().await?;
     let done = Pgbench::run(server, &Script::gaussian_pages(ROWS), CLIENTS, until).await?;
-    let deadline = Instant::now() + COUNTED_DEADLINE;
-    let (hits, reads) = loop {
-        let after = count().await?;
-        let (hits, reads) = (after.0 - before.0, after.1 - before.1);
-        // A back end counts what it did when it ends, which may be after its client has.
-        if hits + reads >= done as f64 || Instant::now() > deadline {
-            break (hits, reads);
-        }
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    };
-    ensure!(hits + reads >= done as f64, "{hits} hits and {reads} reads for {done} transactions");
+    let more = async || count().await.map(|after| (after.0 - before.0, after.1 - before.1));
+    // A back end counts what it did when it ends, which may be after its client has.
+    let what = format!("hits and reads of {done} transactions are counted");
+    let (hits, reads) = try_until_async(&what, more, |(hits, reads)| hits + reads >= done as f64).await?;
     Ok(hits / (hits + reads))
 }
 
@@ -121,15 +108,12 @@ async fn m13_ghost_hits_tell_what_a_larger_pool_would_save() -> anyhow::Result<(
     ensure!(saved < 1.0, "{saved} reads a second would be saved by more room than there is need for");
     // Only half has room: twice as much would save nearly all reads.
     harness.pool().await?.resize(SMALL_BYTES).await?;
-    let run = Pgbench::start(leader, &script, CLIENTS, Until::Seconds(2 * SEEN_DEADLINE.as_secs()))?;
-    let deadline = Instant::now() + SEEN_DEADLINE;
-    let mut seen = (0.0, 0.0);
-    while Instant::now() < deadline && (seen.0 < SAVED_MIN || seen.1 < SHARE_MIN) {
-        tokio::time::sleep(LOOK_INTERVAL).await;
-        seen = ghosts(&session).await?;
-    }
-    println!("{} reads a second would be saved, {} of all", seen.0, seen.1);
-    ensure!(seen.0 >= SAVED_MIN && seen.1 >= SHARE_MIN, "{seen:?} would be saved");
+    // Longer than the window of 60 s that the means are of: before, they tell of what was done before, too.
+    let run = Pgbench::start(leader, &script, CLIENTS, Until::Seconds(2 * WAIT_MAX.as_secs()))?;
+    let is_enough = |(saved, share): &(f64, f64)| *saved >= SAVED_MIN && *share >= SHARE_MIN;
+    let (saved, share) =
+        try_until_async("a larger pool would save so much", async || ghosts(&session).await, is_enough).await?;
+    println!("{saved} reads a second would be saved, {share} of all");
     run.stop().await
 }
 
