@@ -68,11 +68,11 @@ impl Load {
     /// The server's refusal.
     pub async fn of_updates(source: &TestServer) -> anyhow::Result<Load> {
         let shared = Arc::new(Shared::default());
-        let mut tasks = JoinSet::new();
+        let (mut tasks, seed) = (JoinSet::new(), onecopy_testing::seed());
         for updater in 0..UPDATERS {
             let session = source.connect("updater").await?;
             let accounts = session.run("SELECT count(*) FROM pgbench_accounts").await?.number()?;
-            tasks.spawn(update(session, StdRng::seed_from_u64(updater), accounts, shared.clone()));
+            tasks.spawn(update(session, StdRng::seed_from_u64(seed.wrapping_add(updater)), accounts, shared.clone()));
         }
         Ok(Load { tasks, shared })
     }

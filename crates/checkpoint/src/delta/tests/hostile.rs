@@ -1,19 +1,22 @@
 //! Bytes of a peer that lies.
 
+use onecopy_testing::seed;
 use proptest::prelude::*;
 use rand::SeedableRng;
 
 use super::right::change;
 use super::*;
 
+/// Epochs of this seed have pages of blocks among them, as not all do.
+const SENT_SEED: u64 = 31;
+
 /// Two epochs as they are sent.
-fn sent() -> (Pair, Vec<Vec<u8>>) {
-    let mut random = StdRng::seed_from_u64(31);
+fn sent(random: &mut StdRng) -> (Pair, Vec<Vec<u8>>) {
     let mut pair = Pair::new();
-    pair.snapshot((0..BLOCKS).map(|_| text(&mut random)).collect());
+    pair.snapshot((0..BLOCKS).map(|_| text(random)).collect());
     let mut epochs = Vec::new();
     for _ in 0..2 {
-        change(&mut pair, &mut random);
+        change(&mut pair, random);
         let (bytes, _) = pair.encode();
         let decoded = pair.decode(&bytes).unwrap();
         pair.acknowledge(&decoded);
@@ -24,8 +27,8 @@ fn sent() -> (Pair, Vec<Vec<u8>>) {
 
 #[test]
 fn bytes_that_are_changed_anywhere_never_count() {
-    let (mut pair, epochs) = sent();
-    let mut random = StdRng::seed_from_u64(32);
+    let mut random = StdRng::seed_from_u64(seed());
+    let (mut pair, epochs) = sent(&mut random);
     for _ in 0..60 {
         pair.decoder = Decoder::new(SIZES);
         pair.theirs.spaces()[1] = zeros(BLOCKS);
@@ -42,7 +45,7 @@ fn bytes_that_are_changed_anywhere_never_count() {
 
 #[test]
 fn an_epoch_of_another_machine_or_out_of_order_is_refused() {
-    let (mut pair, epochs) = sent();
+    let (mut pair, epochs) = sent(&mut StdRng::seed_from_u64(SENT_SEED));
     assert!(matches!(pair.decode(&epochs[1]), Err(DeltaError::Order { .. })));
     pair.decoder = Decoder::new(Sizes { memory_bytes: SIZES.memory_bytes * 2, ..SIZES });
     assert!(matches!(pair.decode(&epochs[0]), Err(DeltaError::Malformed { .. })));
@@ -67,7 +70,7 @@ fn a_machine_that_cannot_be_written_ends_the_epoch() {
             Err("no".into())
         }
     }
-    let (pair, epochs) = sent();
+    let (pair, epochs) = sent(&mut StdRng::seed_from_u64(SENT_SEED));
     let mut decoder = Decoder::new(SIZES);
     let failed = decoder.decode(&mut &epochs[0][..], &Broken, &pair.theirs);
     assert!(matches!(failed, Err(DeltaError::Machine { .. })), "{failed:?}");
@@ -102,7 +105,7 @@ fn of_parts(parts: &[(u8, Vec<u8>)]) -> Vec<u8> {
 /// Spec: C3
 #[test]
 fn parts_of_which_some_bytes_were_changed_leave_nothing_but_the_machine_touched() {
-    let mut random = StdRng::seed_from_u64(33);
+    let mut random = StdRng::seed_from_u64(seed());
     let small = small_epochs();
     for _ in 0..2000 {
         let mut bytes = small[random.random_range(0..small.len())].clone();
@@ -114,7 +117,7 @@ fn parts_of_which_some_bytes_were_changed_leave_nothing_but_the_machine_touched(
     }
 }
 
-/// Epochs of the fuzzer's machine, without their beginning: a fuzzer begins with these.
+/// Epochs of the fuzzer's machine, without their beginning: a fuzzer begins with these, always the same.
 pub(super) fn small_epochs() -> Vec<Vec<u8>> {
     let mut random = StdRng::seed_from_u64(34);
     let (mut now, mut acknowledged) = (zeros(64), zeros(64));

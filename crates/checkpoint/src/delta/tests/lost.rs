@@ -1,5 +1,6 @@
 //! Connections that break.
 
+use onecopy_testing::seed;
 use rand::SeedableRng;
 
 use super::right::change;
@@ -8,7 +9,7 @@ use super::*;
 /// Spec: D6
 #[test]
 fn an_epoch_cut_short_at_any_part_does_not_count_and_the_next_one_is_right() {
-    let mut random = StdRng::seed_from_u64(21);
+    let mut random = StdRng::seed_from_u64(seed());
     let mut pair = Pair::new();
     pair.snapshot((0..BLOCKS).map(|_| text(&mut random)).collect());
     change(&mut pair, &mut random);
@@ -39,7 +40,7 @@ fn an_epoch_cut_short_at_any_part_does_not_count_and_the_next_one_is_right() {
 
 #[test]
 fn an_acknowledgement_that_is_lost_counts_when_the_other_side_says_what_it_holds() {
-    let mut random = StdRng::seed_from_u64(22);
+    let mut random = StdRng::seed_from_u64(seed());
     let mut pair = Pair::new();
     change(&mut pair, &mut random);
     let (bytes, _) = pair.encode();
@@ -54,7 +55,7 @@ fn an_acknowledgement_that_is_lost_counts_when_the_other_side_says_what_it_holds
 
 #[test]
 fn another_side_that_holds_something_else_gets_all() {
-    let mut random = StdRng::seed_from_u64(23);
+    let mut random = StdRng::seed_from_u64(seed());
     let mut pair = Pair::new();
     pair.memory.now[..500].fill_with(|| text(&mut random));
     pair.send();
@@ -69,7 +70,7 @@ fn another_side_that_holds_something_else_gets_all() {
 
 #[test]
 fn after_its_end_an_encoder_goes_on_by_what_both_sides_hold() {
-    let mut random = StdRng::seed_from_u64(24);
+    let mut random = StdRng::seed_from_u64(seed());
     let mut pair = Pair::new();
     pair.memory.now[..500].fill_with(|| noise(&mut random));
     pair.send();
