@@ -16,7 +16,8 @@ use onecopy_tests::memory::resizes::load_seconds;
 use onecopy_tests::memory::transfers::{Shared, client, crash_or_error};
 use onecopy_tests::memory::{MIB, schema_changes};
 use onecopy_tests::servers::{DATABASE, TestServer};
-use rand::RngExt;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -77,27 +78,32 @@ impl Progress {
 }
 
 /// Asks for sizes at random, through every crash, and counts what was granted.
-async fn ask_at_random(server: &TestServer, stopping: &AtomicBool, granted: &AtomicU64) -> anyhow::Result<()> {
+async fn ask_at_random(
+    server: &TestServer,
+    mut random: StdRng,
+    stopping: &AtomicBool,
+    granted: &AtomicU64,
+) -> anyhow::Result<()> {
     while !stopping.load(Ordering::Relaxed) {
         let Some(pool) = crash_or_error(Pool::of(server).await)? else {
-            pause(RESIZE_PAUSES_MS).await;
+            pause(&mut random, RESIZE_PAUSES_MS).await;
             continue;
         };
         while !stopping.load(Ordering::Relaxed) {
-            let wanted = rand::rng().random_range(64 * MIB..=CEILING_BYTES);
+            let wanted = random.random_range(64 * MIB..=CEILING_BYTES);
             let asked = pool.want(&format!("{} kB", wanted >> 10), false).await;
             if crash_or_error(asked.map_err(Into::into))?.is_none() {
                 break;
             }
             granted.fetch_add(1, Ordering::Relaxed);
-            pause(RESIZE_PAUSES_MS).await;
+            pause(&mut random, RESIZE_PAUSES_MS).await;
         }
     }
     Ok(())
 }
 
-async fn pause(milliseconds: std::ops::Range<u64>) {
-    let milliseconds = rand::rng().random_range(milliseconds);
+async fn pause(random: &mut StdRng, milliseconds: std::ops::Range<u64>) {
+    let milliseconds = random.random_range(milliseconds);
     tokio::time::sleep(Duration::from_millis(milliseconds)).await;
 }
 
@@ -105,18 +111,19 @@ async fn pause(milliseconds: std::ops::Range<u64>) {
 /// otherwise. One that ends instead (`may_end`) is started again.
 async fn kill_at_random(
     server: &TestServer,
+    mut random: StdRng,
     stopping: &AtomicBool,
     kills: &AtomicU64,
     granted: &AtomicU64,
     may_end: bool,
 ) -> anyhow::Result<()> {
     while !stopping.load(Ordering::Relaxed) {
-        pause(KILL_PAUSES_MS).await;
+        pause(&mut random, KILL_PAUSES_MS).await;
         if may_end {
             start_again(server).await?;
         }
-        let kind = if rand::rng().random_range(0..2) == 0 { Kind::Worker } else { Kind::BackEnd };
-        let Some(process) = kill_one(server, kind, rand::rng().random_range(0..100)) else { continue };
+        let kind = if random.random_range(0..2) == 0 { Kind::Worker } else { Kind::BackEnd };
+        let Some(process) = kill_one(server, kind, random.random_range(0..100)) else { continue };
         wait_noticed(process).await;
         kills.fetch_add(1, Ordering::Relaxed);
         let granted_then = granted.load(Ordering::Relaxed);
@@ -143,12 +150,17 @@ async fn start_again(server: &TestServer) -> anyhow::Result<()> {
 }
 
 /// Lets an agent take and kills it, again and again.
-async fn kill_agents(server: &TestServer, stopping: &AtomicBool, agents: &Agents) -> anyhow::Result<()> {
+async fn kill_agents(
+    server: &TestServer,
+    mut random: StdRng,
+    stopping: &AtomicBool,
+    agents: &Agents,
+) -> anyhow::Result<()> {
     while !stopping.load(Ordering::Relaxed) {
         let agent = AgentProcess::start("deaths::agent_that_is_killed", server.server.data_directory())?;
         // On a busy machine it may take longer than that until it does anything.
         let is_slow = agents.killed.load(Ordering::Relaxed) >= AGENTS_FEW && !agents.are_enough();
-        pause(if is_slow { SLOW_AGENT_PAUSES_MS } else { AGENT_PAUSES_MS }).await;
+        pause(&mut random, if is_slow { SLOW_AGENT_PAUSES_MS } else { AGENT_PAUSES_MS }).await;
         let life = agent.kill()?;
         agents.killed.fetch_add(1, Ordering::Relaxed);
         agents.taken.fetch_add(life.taken, Ordering::Relaxed);
@@ -158,13 +170,18 @@ async fn kill_agents(server: &TestServer, stopping: &AtomicBool, agents: &Agents
 }
 
 /// Changes the schema, one statement after the other through every crash, and makes databases.
-async fn change_schema(server: &TestServer, stopping: &AtomicBool, progress: &Progress) -> anyhow::Result<()> {
+async fn change_schema(
+    server: &TestServer,
+    mut random: StdRng,
+    stopping: &AtomicBool,
+    progress: &Progress,
+) -> anyhow::Result<()> {
     for round in 0.. {
         for sql in schema_changes::statements(round) {
             if stopping.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            progress.changes.fetch_add(change(server, &sql).await?.into(), Ordering::Relaxed);
+            progress.changes.fetch_add(change(server, &mut random, &sql).await?.into(), Ordering::Relaxed);
         }
         let made = crash_or_error(schema_changes::databases(server, round).await)?;
         progress.databases.fetch_add(made.is_some().into(), Ordering::Relaxed);
@@ -173,9 +190,9 @@ async fn change_schema(server: &TestServer, stopping: &AtomicBool, progress: &Pr
 }
 
 /// Runs a statement unless the server crashes just then; whether it was answered.
-async fn change(server: &TestServer, sql: &str) -> anyhow::Result<bool> {
+async fn change(server: &TestServer, random: &mut StdRng, sql: &str) -> anyhow::Result<bool> {
     let Some(session) = crash_or_error(server.connect("schema").await)? else {
-        pause(RESIZE_PAUSES_MS).await;
+        pause(random, RESIZE_PAUSES_MS).await;
         return Ok(false);
     };
     match session.run(sql).await {
@@ -212,7 +229,8 @@ async fn deaths_lose_nothing(version: Version) -> anyhow::Result<()> {
     for server in harness.all() {
         clients.spawn(client(server.config(DATABASE), PGBENCH_SCALE.into(), true, 99, shared.clone()));
     }
-    let progress = Progress::default();
+    let (progress, seed) = (Progress::default(), onecopy_testing::seed());
+    let random = |stream| StdRng::seed_from_u64(seed.wrapping_add(stream));
     let clock = async {
         tokio::time::sleep(Duration::from_secs(seconds)).await;
         let deadline = Instant::now() + ENOUGH_DEADLINE;
@@ -223,13 +241,13 @@ async fn deaths_lose_nothing(version: Version) -> anyhow::Result<()> {
         anyhow::Ok(())
     };
     tokio::try_join!(
-        ask_at_random(leader, &stopping, &progress.granted[0]),
-        ask_at_random(standby, &stopping, &progress.granted[1]),
-        kill_at_random(leader, &stopping, &progress.kills[0], &progress.granted[0], false),
-        kill_at_random(standby, &stopping, &progress.kills[1], &progress.granted[1], may_end),
-        kill_agents(leader, &stopping, &progress.agents[0]),
-        kill_agents(standby, &stopping, &progress.agents[1]),
-        change_schema(leader, &stopping, &progress),
+        ask_at_random(leader, random(0), &stopping, &progress.granted[0]),
+        ask_at_random(standby, random(1), &stopping, &progress.granted[1]),
+        kill_at_random(leader, random(2), &stopping, &progress.kills[0], &progress.granted[0], false),
+        kill_at_random(standby, random(3), &stopping, &progress.kills[1], &progress.granted[1], may_end),
+        kill_agents(leader, random(4), &stopping, &progress.agents[0]),
+        kill_agents(standby, random(5), &stopping, &progress.agents[1]),
+        change_schema(leader, random(6), &stopping, &progress),
         clock
     )?;
     shared.stopping.store(true, Ordering::Relaxed);
