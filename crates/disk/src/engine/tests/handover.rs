@@ -153,7 +153,8 @@ fn b3_a_power_cut_after_a_kill_finds_no_hole_in_the_journal() {
     let (home, recording, disk) = recorded();
     disk.write(0, &[1; BLOCK], &[]).unwrap();
     recording.recorder.refuse_synchronizations("journal", libc::EIO);
-    assert!(disk.flush().is_err());
+    let error = disk.flush().unwrap_err();
+    assert!(matches!(&error, DiskError::Io { source, .. } if source.raw_os_error() == Some(libc::EIO)), "{error:?}");
     recording.recorder.allow_all();
     drop(disk);
     std::fs::remove_file(home.path().join("failed")).unwrap();
