@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use onecopy_testing::{until, until_seen};
+use onecopy_testing::{seed, until, until_seen};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -213,7 +213,7 @@ fn the_disk_is_attached_while_clients_have_it_open() {
 #[test]
 fn b22_no_bytes_bring_the_server_down() {
     let served = TestServer::of_a_disk();
-    let mut random = SmallRng::seed_from_u64(onecopy_testing::seed());
+    let mut random = SmallRng::seed_from_u64(seed());
     let mut witness = served.client();
     witness.ask(command::WRITE, 0, 0..4096, &[3; 4096]).unwrap();
     for round in 0..200 {
@@ -341,7 +341,7 @@ fn b22_what_is_in_flight_is_answered_before_the_server_closes() {
     served.wait_for_requests(5);
     let server = served.server.take().unwrap();
     let stopping = thread::spawn(move || server.stop(Duration::from_secs(120)));
-    thread::sleep(Duration::from_millis(50));
+    until("it lets nobody in any more", || !served.socket.exists());
     assert!(!stopping.is_finished());
     source.let_through();
     let mut answered: Vec<u64> = (0..5)
