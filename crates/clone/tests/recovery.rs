@@ -7,7 +7,6 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use harness::{
     Load, assert_same_rows, badly_owned, check_pages, open_clone, plan_for, primary, prove, server, slots, source_of,
@@ -48,7 +47,8 @@ async fn clone_frozen(source: &Server, plan: &Plan, mode: Mode) -> Vec<Inherited
     assert_eq!(begun.mode(), mode);
     let early = Arc::new(Image::scan(&plan.source.data_directory).expect("scanned").image);
     let mut skeleton = Skeleton::make(location.clone(), early, &marker(plan)).expect("made");
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    // Files come and go meanwhile.
+    load.go_on(4).await;
     {
         let _frozen = Frozen::server(source.process_id().expect("runs"));
         let scan = Image::scan(&plan.source.data_directory).expect("scanned");

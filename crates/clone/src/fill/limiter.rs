@@ -1,5 +1,7 @@
 //! How fast the background may go.
 
+#[cfg(test)]
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -14,6 +16,9 @@ const STOP_CHECK: Duration = Duration::from_millis(100);
 pub struct Limiter {
     state: Mutex<State>,
     changed: Condvar,
+    /// How often somebody has begun to wait.
+    #[cfg(test)]
+    waits: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -29,7 +34,12 @@ impl Limiter {
     /// `None`: no limit; 0: nothing passes until that is changed.
     pub fn new(bytes_per_second: Option<u64>) -> Limiter {
         let state = State { bytes_per_second, tokens: 0, added: Instant::now() };
-        Limiter { state: Mutex::new(state), changed: Condvar::new() }
+        Limiter {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            #[cfg(test)]
+            waits: AtomicU64::new(0),
+        }
     }
 
     /// Changes the rate, also for who waits now.
@@ -54,9 +64,16 @@ impl Limiter {
                 state.tokens -= i128::from(bytes);
                 return;
             };
+            #[cfg(test)]
+            self.waits.fetch_add(1, Ordering::SeqCst);
             let waited = self.changed.wait_timeout(state, wait.min(STOP_CHECK));
             state = waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn waits(&self) -> u64 {
+        self.waits.load(Ordering::SeqCst)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -135,7 +152,7 @@ mod tests {
         let (limiter, stop) = (Limiter::new(Some(0)), AtomicBool::new(false));
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| limiter.take(u64::MAX / 4, &stop));
-            std::thread::sleep(Duration::from_millis(20));
+            onecopy_testing::until("it waits", || limiter.waits() > 0);
             assert!(!waiting.is_finished());
             limiter.set_bytes_per_second(None);
             waiting.join().unwrap();

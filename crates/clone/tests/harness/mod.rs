@@ -9,11 +9,13 @@ pub mod server;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use onecopy_clone::plan::{FillOptions, Plan, Recovery, SourceServer};
 use onecopy_postgres::{InheritedDescriptor, Role, Server, Settings, StandbyOptions, StopMode};
-use onecopy_testing::{Content, FileSystem, MountedDisk, TestDirectory, WAIT_MAX, create_with, wait_replayed};
+use onecopy_testing::{
+    Content, FileSystem, MountedDisk, TestDirectory, WAIT_MAX, create_with, until_async, wait_replayed,
+};
 use tokio_postgres::Client;
 
 /// A second database, because a clone is of all of them.
@@ -95,29 +97,42 @@ pub async fn open_clone(source: &Server, plan: &Plan, inherited: Vec<InheritedDe
 /// Writes until it is told to stop: inserts, updates that leave dead rows, tables that come and go, checkpoints.
 pub struct Load {
     stop: Arc<AtomicBool>,
-    rounds: tokio::task::JoinHandle<u32>,
+    rounds: Arc<AtomicU32>,
+    writing: tokio::task::JoinHandle<()>,
 }
 
 impl Load {
     pub async fn begin(server: &Server) -> Load {
         let client = server.connection().connect_as_client().await.expect("connected");
         let stop = Arc::new(AtomicBool::new(false));
-        let seen = stop.clone();
-        let rounds = tokio::spawn(async move {
+        let rounds = Arc::new(AtomicU32::new(0));
+        let (seen, written) = (stop.clone(), rounds.clone());
+        let writing = tokio::spawn(async move {
             let mut round = 0;
             while !seen.load(Ordering::Relaxed) {
                 round += 1;
                 write_round(&client, round).await;
+                written.store(round, Ordering::Relaxed);
             }
-            round
         });
-        Load { stop, rounds }
+        Load { stop, rounds, writing }
+    }
+
+    /// Waits until so many more rounds were written: each makes a table, and removes the one of two rounds before.
+    pub async fn go_on(&self, more: u32) {
+        let enough = self.rounds.load(Ordering::Relaxed) + more;
+        until_async("the load has gone on", async || {
+            assert!(!self.writing.is_finished(), "the load has failed");
+            self.rounds.load(Ordering::Relaxed) >= enough
+        })
+        .await;
     }
 
     /// At least one round was written.
     pub async fn end(self) {
         self.stop.store(true, Ordering::Relaxed);
-        assert!(self.rounds.await.expect("writes") > 0);
+        self.writing.await.expect("writes");
+        assert!(self.rounds.load(Ordering::Relaxed) > 0);
     }
 }
 

@@ -58,7 +58,7 @@ async fn what_is_frozen_is_kept_while_the_source_goes_on() {
     let directory = TestDirectory::new().expect("a directory");
     let server = primary(directory.path(), &Settings::new()).await;
     let load = Load::begin(&server).await;
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    load.go_on(1).await;
     let source = new_source(&server).await;
     assert!(!source.probe().expect("probed").is_empty(), "files were open before");
     assert!(matches!(freeze(&source).await, Err(CloneError::NewDirectory { .. })), "nothing is proven");

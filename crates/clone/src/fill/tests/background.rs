@@ -96,8 +96,8 @@ fn what_came_while_the_background_waited_for_its_turn_is_not_brought_again() {
     let filling = harness.filling();
     let limiter = Arc::new(Limiter::new(Some(0)));
     let (background, _) = start(&filling, Vec::new(), &limiter);
-    // It has chosen its first range by then, were it to keep it.
-    std::thread::sleep(std::time::Duration::from_millis(200));
+    // It has chosen its first range then, were it to keep it.
+    onecopy_testing::until("it waits for its turn", || limiter.waits() > 0);
     filling.ensure(FIRST, ByteRange::new(0, 20 * CHUNK_BYTES)).unwrap();
     limiter.set_bytes_per_second(None);
     background.wait();
