@@ -6,7 +6,7 @@
 mod loaded;
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -113,7 +113,8 @@ pub struct Database {
     event_triggers_version: AtomicU64,
     catalog_reload: tokio::sync::Mutex<()>,
     catalog_backend: CatalogBackend,
-    is_refreshing: AtomicBool,
+    /// Held by who reads the catalog anew beside the sessions.
+    refreshing: tokio::sync::Mutex<()>,
     remembered_updates: Mutex<HashSet<u64>>,
     remembered_long: Arc<Mutex<HashSet<u64>>>,
     prepared_texts: Mutex<PreparedTexts>,
@@ -178,7 +179,7 @@ impl Database {
             event_triggers_version: AtomicU64::new(0),
             catalog_reload: tokio::sync::Mutex::default(),
             catalog_backend: CatalogBackend::default(),
-            is_refreshing: AtomicBool::new(false),
+            refreshing: tokio::sync::Mutex::default(),
             remembered_updates: Mutex::default(),
             remembered_long: Arc::default(),
             prepared_texts: Mutex::default(),
@@ -298,10 +299,7 @@ impl Database {
         tokio::time::sleep(pause).await;
         self.refresh_catalog().await;
         // It may be read beside the sessions just now.
-        let until = Instant::now() + PARTIAL_CATALOG_AGE_MAX;
-        while self.is_refreshing.load(SeqCst) && Instant::now() < until {
-            tokio::time::sleep(PARTIAL_CATALOG_AGE_MIN / 10).await;
-        }
+        let _ = tokio::time::timeout(PARTIAL_CATALOG_AGE_MAX, self.refreshing.lock()).await;
     }
 
     /// The catalog with every change that this router has seen.
@@ -388,9 +386,8 @@ impl Database {
     /// Reads the catalog anew for changes that did not come through this router. Nobody waits for it: until it is there
     /// statements are classified as they were since the last time, whenever between the two the change was made.
     async fn refresh_catalog(&self) {
-        if self.is_refreshing.swap(true, SeqCst) {
-            return;
-        }
+        // Let go also by a session whose client goes while it waits here.
+        let Ok(_refreshing) = self.refreshing.try_lock() else { return };
         let version = self.catalog_version.load(SeqCst);
         match self.load_catalog().await {
             Ok(loaded) => {
@@ -408,7 +405,6 @@ impl Database {
             }
             Err(error) => tracing::debug!(database = &*self.name, %error, "the catalog is not read anew"),
         }
-        self.is_refreshing.store(false, SeqCst);
     }
 
     fn current_catalog(&self) -> Option<Arc<Catalog>> {

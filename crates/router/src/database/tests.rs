@@ -109,6 +109,21 @@ async fn the_catalog_is_read_anew_beside_the_sessions() {
     assert!(!Arc::ptr_eq(&database.catalog().await, &before) && database.catalog_version() == version + 1);
 }
 
+/// A session reads a catalog anew in which something was locked, and its client goes meanwhile.
+#[tokio::test]
+async fn a_client_that_goes_while_the_catalog_is_read_anew_keeps_nobody_from_reading_it() {
+    let models = ModelServers::start(0).await;
+    let database = open(&models).await.unwrap();
+    let before = database.catalog().await;
+    let refreshing = refresh_held(&models, &database).await;
+    refreshing.abort();
+    assert!(refreshing.await.unwrap_err().is_cancelled());
+    models.let_go(LEADER);
+    lock(&database.catalog).fingerprint = None;
+    database.refresh_catalog().await;
+    assert!(!Arc::ptr_eq(&database.catalog().await, &before));
+}
+
 /// After DDL nothing is believed that was known before: who asks waits, and what was being read beside is not enough.
 ///
 /// Spec: I3
