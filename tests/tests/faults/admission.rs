@@ -1,11 +1,14 @@
 //! Who is let in is decided by what the leader has committed, and before anything is done for who is not.
 
+use std::sync::Arc;
+
 use anyhow::Context;
 use onecopy_router::Health;
 use onecopy_tests::client::Session;
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 use tokio::sync::Mutex;
+use tokio::task::JoinSet;
 
 use crate::harness::{leader, on_leader, start, start_usual, try_until, wait_for_health, wait_for_updates};
 use crate::wire::{Wire, message};
@@ -76,6 +79,29 @@ async fn f60_an_old_password_opens_nothing_after_the_leader_was_away() -> anyhow
     follower.run("SELECT pg_wal_replay_resume()").await?;
     try_until("the follower knows", || async { Ok(code(&cluster, DATABASE, "new").await? == "00000") }).await?;
     assert_eq!(code(&cluster, DATABASE, "old").await?, "28P01");
+    Ok(())
+}
+
+/// Log-ins ask the leader one after the other. When it stands still, those who wait for their turn are not let in after
+/// its silence to each of them, which would take longer than a log-in may.
+///
+/// Spec: A2
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn log_ins_that_queue_for_a_leader_that_stands_still_are_let_in_together() -> anyhow::Result<()> {
+    const LOG_INS: usize = 30;
+    let cluster = Arc::new(start(1, |settings| settings.server_timeout_ms = 1000).await?);
+    leader(&cluster).await?.run("CREATE ROLE guest LOGIN PASSWORD 'guest'").await?;
+    cluster.servers.wait_replayed().await?;
+    assert_eq!(code(&cluster, DATABASE, "guest").await?, "00000");
+    let _frozen = cluster.servers.leader().freeze()?;
+    let mut log_ins = JoinSet::new();
+    for _ in 0..LOG_INS {
+        let cluster = Arc::clone(&cluster);
+        log_ins.spawn(async move { code(&cluster, DATABASE, "guest").await });
+    }
+    while let Some(code) = log_ins.join_next().await {
+        assert_eq!(code??, "00000");
+    }
     Ok(())
 }
 

@@ -110,13 +110,18 @@ pub(super) async fn may_look(router: &RouterState, user: &str) -> bool {
 /// The first row of a query in the maintenance database, and the follower's name that gave it in the leader's place.
 async fn look_up(router: &RouterState, sql: &str) -> Result<(Option<Row>, Option<String>), BackendError> {
     let leader = router.servers.leader();
-    let error = if leader.health() == Health::Unresponsive {
-        BackendError::TimedOut { server: leader.name.clone(), milliseconds: router.settings().server_timeout_ms.into() }
-    } else {
-        match ask_leader(router, leader, sql).await {
-            Ok(row) => return Ok((row, None)),
-            Err(error) => error,
-        }
+    let asked = tokio::select! {
+        biased;
+        // Those who wait for their turn to ask are let go together.
+        () = leader.unresponsive() => Err(BackendError::TimedOut {
+            server: leader.name.clone(),
+            milliseconds: router.settings().server_timeout_ms.into(),
+        }),
+        asked = ask_leader(router, leader, sql) => asked,
+    };
+    let error = match asked {
+        Ok(row) => return Ok((row, None)),
+        Err(error) => error,
     };
     let written = leader.wal_position_bytes.load(Relaxed);
     let current = router.servers.current();
