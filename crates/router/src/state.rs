@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
-use tokio::sync::{OnceCell, watch};
+use tokio::sync::{OnceCell, Semaphore, watch};
 use tokio::task::JoinSet;
 
 use crate::authentication::MockSecret;
@@ -17,7 +17,7 @@ use crate::error::RouterError;
 use crate::live_credentials::LiveCredentials;
 use crate::membership::Servers;
 use crate::servers::Server;
-use crate::session::CancelSlot;
+use crate::session::{CancelSlot, STAND_INS_AT_ONCE};
 use crate::wire::Socket;
 
 /// PostgreSQL's pool of serializable transactions holds ten for each back end (`predicate.c`); the router stops
@@ -150,6 +150,8 @@ pub struct RouterState {
     /// For exchanges with roles that do not exist.
     pub(crate) mock_secret: MockSecret,
     pub(crate) live_credentials: LiveCredentials,
+    /// Turns of those who stand in for sessions.
+    pub(crate) stand_ins: Arc<Semaphore>,
     pub(crate) last_session: AtomicU64,
     /// In which database the router looks up roles.
     pub(crate) maintenance_database: String,
@@ -175,6 +177,7 @@ impl RouterState {
             mock_secret: mock_secret(&configuration.leader),
             live_credentials: LiveCredentials::default(),
             last_session: AtomicU64::new(0),
+            stand_ins: Arc::new(Semaphore::new(STAND_INS_AT_ONCE)),
             maintenance_database: configuration.leader.database.clone(),
         })
     }

@@ -1,7 +1,14 @@
 //! Sessions that somebody ends on purpose, by their number or by that of their server process.
 
-use crate::harness::{bounded, on_leader, start_usual, try_until};
+use tokio::task::JoinSet;
+
+use crate::harness::{bounded, leader, on_leader, start_usual, try_until};
 use crate::wire::{Wire, expect, query, run_extended, sync};
+
+/// What the client of a session knows it by.
+fn number_of(wire: &Wire) -> u32 {
+    u32::from_be_bytes(wire.cancel_key[..4].try_into().expect("four bytes"))
+}
 
 /// The number that a client gets at log-in names its session to `pg_terminate_backend` and `pg_cancel_backend`, as
 /// text and as a value: the session ends, or what it runs is cancelled, if the server lets the caller do that.
@@ -11,7 +18,6 @@ use crate::wire::{Wire, expect, query, run_extended, sync};
 async fn a_session_is_ended_and_cancelled_by_the_number_that_its_client_knows() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
     let mut killer = Wire::connect(&cluster).await?;
-    let number_of = |wire: &Wire| u32::from_be_bytes(wire.cancel_key[..4].try_into().expect("four bytes"));
     let sleeps = || async {
         try_until("it sleeps", || async {
             let sql = "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)'";
@@ -67,6 +73,39 @@ async fn a_session_is_ended_and_cancelled_by_the_number_that_its_client_knows() 
         assert_eq!(killer.query(&format!("SELECT {function}({number})")).await?.code(), "42501");
     }
     expect(&mut victim, "SELECT count(*) FROM numbers WHERE value = 7", &["0"]).await
+}
+
+/// Each session that is named has a server process in its place, and many callers have sixteen at once.
+///
+/// Spec: A2
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_who_stand_in_for_sessions_take_sixteen_connections_at_most() -> anyhow::Result<()> {
+    const CALLERS: usize = 10;
+    const VICTIMS: usize = 8;
+    const AT_ONCE: i64 = 16;
+    let cluster = start_usual(1).await?;
+    let mut victims = Vec::new();
+    for _ in 0..VICTIMS {
+        victims.push(Wire::connect(&cluster).await?);
+    }
+    let numbers = victims.iter().map(|wire| format!("({})", number_of(wire))).collect::<Vec<_>>().join(", ");
+    let cancel = format!("SELECT count(*) FROM (VALUES {numbers}) AS named (pid) WHERE pg_cancel_backend(pid)");
+    let mut callers = JoinSet::new();
+    for _ in 0..CALLERS {
+        let (mut wire, cancel) = (Wire::connect(&cluster).await?, cancel.clone());
+        callers.spawn(async move { wire.query(&cancel).await });
+    }
+    let observer = leader(&cluster).await?;
+    let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'onecopy stand-in'";
+    let mut most = 0;
+    while !callers.is_empty() {
+        most = most.max(observer.run(count).await?.number()?);
+        while let Some(answer) = callers.try_join_next() {
+            assert_eq!(answer??.text_rows(), [VICTIMS.to_string()]);
+        }
+    }
+    assert!((1..=AT_ONCE).contains(&most), "{most} at once");
+    Ok(())
 }
 
 /// Whoever is ended by `pg_terminate_backend` through the router is told so and ends, in whatever state, and nobody

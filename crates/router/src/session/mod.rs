@@ -55,6 +55,7 @@ use tokio::time::Instant;
 pub use cancel::CancelSlot;
 pub use login::serve;
 pub use presence::GONE_CLIENT_BOUND;
+pub use stand_in::STAND_INS_AT_ONCE;
 
 use crate::backend::{Backend, Credentials, ServerProcess};
 use crate::config::{Freshness, RouterSettings};

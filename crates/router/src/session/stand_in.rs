@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::Session;
 use super::cancel::{CancelSlot, is_sessions, session_slot};
@@ -20,6 +21,10 @@ use crate::wire::{ErrorFields, sqlstate};
 
 /// Sessions that one statement may mean; numbers beyond stay what they are, and mean nobody.
 const STAND_INS_MAX: usize = 8;
+
+/// Stand-ins of all statements at once: each takes one of the leader's connections. Who gets no turn within
+/// [`STANDS_WITHIN`] gets none.
+pub const STAND_INS_AT_ONCE: usize = 16;
 
 /// A stand-in that has heard nothing within this was told nothing.
 const HEARS_WITHIN: Duration = Duration::from_secs(1);
@@ -40,6 +45,7 @@ const FUNCTIONS: [&[u8]; 2] = [b"pg_terminate_backend", b"pg_cancel_backend"];
 pub(super) struct StandIn {
     session: Arc<CancelSlot>,
     backend: Backend,
+    _turn: OwnedSemaphorePermit,
 }
 
 impl StandIn {
@@ -81,15 +87,17 @@ impl Session {
         }
         named.sort_unstable();
         named.dedup();
+        let slot_of = |number| Some((number, session_slot(&self.router, number)?));
+        let named: Vec<_> = named.into_iter().filter_map(slot_of).take(STAND_INS_MAX).collect();
+        let Some(mut turns) = self.turns(named.len()).await else { return stand_ins };
         let mut numbers = Vec::new();
-        for number in named {
-            let session = (stand_ins.len() < STAND_INS_MAX).then(|| session_slot(&self.router, number)).flatten();
-            let Some(session) = session else { continue };
+        for (number, session) in named {
+            let Some(turn) = turns.split(1) else { break };
             match tokio::time::timeout(STANDS_WITHIN, self.stand_in_for(&session)).await {
                 Err(_) | Ok(Ok(None)) => {}
                 Ok(Ok(Some(backend))) => {
                     numbers.push((number, backend.process_id));
-                    stand_ins.push(StandIn { session, backend });
+                    stand_ins.push(StandIn { session, backend, _turn: turn });
                 }
                 Ok(Err(error)) => tracing::debug!(session = number, %error, "nobody stands in for a session"),
             }
@@ -99,6 +107,13 @@ impl Session {
             request.items.iter_mut().for_each(|item| visit_numbers(self, item, &mut { process_of }));
         }
         stand_ins
+    }
+
+    /// Those of one statement come together: nobody holds some while he waits for more.
+    async fn turns(&self, count: usize) -> Option<OwnedSemaphorePermit> {
+        let count = u32::try_from(count).ok()?;
+        let turns = Arc::clone(&self.router.stand_ins).acquire_many_owned(count);
+        tokio::time::timeout(STANDS_WITHIN, turns).await.ok()?.ok()
     }
 
     async fn stand_in_for(&self, session: &CancelSlot) -> Result<Option<Backend>, BackendError> {
