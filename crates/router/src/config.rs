@@ -72,6 +72,8 @@ pub struct RouterSettings {
     pub client_idle_s: u64,
     /// A client that says nothing for this long inside a transaction is ended with 25P03, in seconds; 0: never.
     pub idle_in_transaction_s: u64,
+    /// The router's own connections to a database that no client was in for this long are closed, in seconds; 0: never.
+    pub database_idle_s: u64,
     /// Reads go to servers without an epoch: wrong results, for tests that must fail without epochs.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub unsafe_without_epochs: bool,
@@ -101,6 +103,7 @@ impl Default for RouterSettings {
             client_keepalive_s: 60,
             client_idle_s: 0,
             idle_in_transaction_s: 0,
+            database_idle_s: 600,
             unsafe_without_epochs: false,
             unsafe_without_tripwire: false,
         }

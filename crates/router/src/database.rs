@@ -51,6 +51,9 @@ const PARTIAL_CATALOG_AGE_MAX: Duration = Duration::from_secs(1);
 /// And sooner, but not more often than this, before a statement counts as unknown code by it.
 const PARTIAL_CATALOG_AGE_MIN: Duration = Duration::from_millis(100);
 
+/// What clients who have left leave to be cleaned is clean by then.
+const REST_AFTER_MIN: Duration = Duration::from_secs(2);
+
 /// Server processes in this database that write, or run a statement that may write; dumps are let go on.
 const LEFT_RUNNING: &str = "FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() \
      AND backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
@@ -105,6 +108,7 @@ pub struct Database {
     pub leader: Arc<LeaderPool>,
     /// Clients logged in.
     pub clients: AtomicUsize,
+    left_at: Mutex<Instant>,
     classification: Arc<ClassificationCache>,
     catalog: Mutex<Known>,
     /// Grows by one when the catalog changes.
@@ -119,6 +123,8 @@ pub struct Database {
     remembered_long: Arc<Mutex<HashSet<u64>>>,
     prepared_texts: Mutex<PreparedTexts>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
+    /// While nobody is in it for long: no gates, no epochs, no connections.
+    dormant: Mutex<Option<DdlBarrier>>,
 }
 
 impl Drop for Database {
@@ -173,6 +179,7 @@ impl Database {
             commit_barrier,
             epochs: Arc::default(),
             clients: AtomicUsize::new(0),
+            left_at: Mutex::new(Instant::now()),
             classification: Arc::default(),
             catalog: Mutex::new(known),
             catalog_version: AtomicU64::new(1),
@@ -184,6 +191,7 @@ impl Database {
             remembered_long: Arc::default(),
             prepared_texts: Mutex::default(),
             tasks: Mutex::default(),
+            dormant: Mutex::default(),
             name,
             servers,
             settings,
@@ -219,6 +227,8 @@ impl Database {
             },
         );
         self.catalog_backend.reopen();
+        // Of a gate that the tasks before were at when they were ended comes no epoch.
+        self.epochs.doom();
         let mut tasks = lock(&self.tasks);
         tasks.push(tokio::spawn(gatekeeper.run()));
         tasks.push(tokio::spawn(sweep(Arc::downgrade(self))));
@@ -240,6 +250,11 @@ impl Database {
         if self.clients.load(SeqCst) > 1 {
             return None;
         }
+        let barrier = self.let_go();
+        Some(VacatedDatabase { database: self.clone(), serializable: serializable.clone(), _ddl_barrier: barrier })
+    }
+
+    fn let_go(&self) -> DdlBarrier {
         let barrier = self.epochs.begin_ddl_barrier();
         for task in lock(&self.tasks).drain(..) {
             task.abort();
@@ -247,7 +262,36 @@ impl Database {
         self.readers.clear();
         self.leader.clear_free();
         self.catalog_backend.close();
-        Some(VacatedDatabase { database: self.clone(), serializable: serializable.clone(), _ddl_barrier: barrier })
+        barrier
+    }
+
+    /// Closes the router's own connections until the next client comes, when no client was in it for so long. All that
+    /// is known of it stays known. Not while a commit is in doubt, or the leader is away: its last epoch may be needed.
+    pub fn rest(&self, after: Duration) {
+        let mut dormant = lock(&self.dormant);
+        let unused = lock(&self.left_at).elapsed();
+        let is_unused = self.clients.load(SeqCst) == 0 && unused >= after.max(REST_AFTER_MIN);
+        let is_quiet = self.commit_barrier.in_doubt().is_empty() && self.servers.leader().health() == Health::Up;
+        if dormant.is_none() && is_unused && is_quiet {
+            *dormant = Some(self.let_go());
+        }
+    }
+
+    /// A client comes.
+    pub fn enter(self: &Arc<Self>, serializable: &SerializableTransactions) {
+        self.clients.fetch_add(1, SeqCst);
+        if let Some(barrier) = lock(&self.dormant).take() {
+            // What was changed meanwhile nobody has seen.
+            self.catalog_changed(false);
+            self.start_tasks(serializable.clone());
+            drop(barrier);
+        }
+    }
+
+    /// A client leaves.
+    pub fn leave(&self) {
+        *lock(&self.left_at) = Instant::now();
+        self.clients.fetch_sub(1, SeqCst);
     }
 
     /// What the statements of `sql` are. A long text is classified beside the threads that serve sessions and gates,

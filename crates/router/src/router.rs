@@ -67,6 +67,7 @@ impl Router {
         if !is_looked_at {
             tasks.spawn(look_until_done(state.clone()));
         }
+        tasks.spawn(state.clone().let_databases_rest());
         tasks.spawn(malloc_trim::trim_periodically());
         tracing::info!(%local_address, "listening");
         let router = Router { state, local_address, tasks: tasks.into(), probes: Default::default(), stop };

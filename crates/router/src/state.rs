@@ -124,6 +124,9 @@ pub(crate) type CancelKeys = HashMap<(u32, u32), Weak<CancelSlot>>;
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 const LEAVE_INTERVAL: Duration = Duration::from_millis(10);
 
+/// How often databases are looked for that no client is in.
+const REST_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Databases by name; one that is being opened is empty.
 type Databases = HashMap<String, Arc<OnceCell<Arc<Database>>>>;
 
@@ -147,11 +150,11 @@ pub struct RouterState {
     pub(crate) stopping: watch::Sender<bool>,
     /// To the leader, where verifiers are looked up.
     pub(crate) verifiers: tokio::sync::Mutex<Option<Backend>>,
+    /// Turns of those who stand in for sessions.
+    pub(crate) stand_ins: Arc<Semaphore>,
     /// For exchanges with roles that do not exist.
     pub(crate) mock_secret: MockSecret,
     pub(crate) live_credentials: LiveCredentials,
-    /// Turns of those who stand in for sessions.
-    pub(crate) stand_ins: Arc<Semaphore>,
     pub(crate) last_session: AtomicU64,
     /// In which database the router looks up roles.
     pub(crate) maintenance_database: String,
@@ -174,10 +177,10 @@ impl RouterState {
             sessions: Mutex::default(),
             stopping: watch::Sender::new(false),
             verifiers: tokio::sync::Mutex::default(),
+            stand_ins: Arc::new(Semaphore::new(STAND_INS_AT_ONCE)),
             mock_secret: mock_secret(&configuration.leader),
             live_credentials: LiveCredentials::default(),
             last_session: AtomicU64::new(0),
-            stand_ins: Arc::new(Semaphore::new(STAND_INS_AT_ONCE)),
             maintenance_database: configuration.leader.database.clone(),
         })
     }
@@ -265,7 +268,18 @@ impl RouterState {
         }
     }
 
-    /// The last client has left a database that others copy: closes it.
+    /// Lets databases rest again and again that no client was in for as long as the settings say.
+    pub async fn let_databases_rest(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(REST_INTERVAL).await;
+            match self.settings().database_idle_s {
+                0 => {}
+                idle_s => self.open_databases().iter().for_each(|one| one.rest(Duration::from_secs(idle_s))),
+            }
+        }
+    }
+
+    /// The last client has left a database: closes it.
     pub fn leave_database(&self, left: &Arc<Database>) {
         let mut databases = self.databases();
         if left.clients.load(SeqCst) == 0 && is_known(&databases, left) {

@@ -1,16 +1,17 @@
 //! Who is let in is decided by what the leader has committed, and before anything is done for who is not.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use onecopy_router::Health;
-use onecopy_tests::client::Session;
+use onecopy_tests::client::{Session, StatementResult};
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
-use crate::harness::{leader, on_leader, start, start_usual, try_until, wait_for_health, wait_for_updates};
+use crate::harness::{bounded, leader, on_leader, start, start_usual, try_until, wait_for_health, wait_for_updates};
 use crate::wire::{Wire, message};
 
 async fn code(cluster: &TestCluster, database: &str, password: &str) -> anyhow::Result<String> {
@@ -102,6 +103,57 @@ async fn log_ins_that_queue_for_a_leader_that_stands_still_are_let_in_together()
     while let Some(code) = log_ins.join_next().await {
         assert_eq!(code??, "00000");
     }
+    Ok(())
+}
+
+/// Whoever may enter many databases, one after the other, does not make the router hold connections to all of them.
+///
+/// Spec: A2
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_no_client_is_in_keeps_no_connections() -> anyhow::Result<()> {
+    let cluster = start(1, |settings| settings.database_idle_s = 1).await?;
+    leader(&cluster).await?.run("CREATE DATABASE store").await?;
+    cluster.servers.wait_replayed().await?;
+    let connections = async || {
+        let mut all = Vec::new();
+        for server in cluster.servers.all() {
+            let sql = "SELECT count(*) FROM pg_stat_activity \
+                 WHERE datname = 'store' AND application_name LIKE 'onecopy %'";
+            all.push(server.connect("observer").await?.run(sql).await?.number()?);
+        }
+        anyhow::Ok(all)
+    };
+    // What somebody runs past the router is no router's before this one.
+    let bystander = Session::connect("bystander", &cluster.servers.leader().config("store")).await?;
+    let mut running = None;
+    for round in 0..2 {
+        let mut wire = match Wire::log_in(&cluster, &[("user", USER), ("database", "store")], PASSWORD).await? {
+            Ok(wire) => wire,
+            Err(error) => anyhow::bail!("{error:?}"),
+        };
+        for sql in [&format!("CREATE TABLE made_{round} ()"), "SELECT count(*) FROM pg_class WHERE relname = 'none'"] {
+            assert_eq!(wire.query(sql).await?.code(), "00000", "{sql}");
+        }
+        // Longer than one without clients is kept.
+        tokio::time::sleep(Duration::from_millis(2500)).await;
+        let open = connections().await?;
+        assert!(open.iter().all(|count| *count > 0), "its client is there: {open:?}");
+        if let Some(running) = running.take() {
+            let count: StatementResult = bounded("the bystander", running).await??;
+            assert_eq!(count?.rows.len(), 1, "it was let alone");
+        }
+        drop(wire);
+        try_until("nothing is kept", || async { Ok(connections().await?.iter().all(|count| *count == 0)) }).await?;
+        running = Some(bystander.start("SELECT pg_sleep(2)"));
+    }
+    bounded("the bystander", running.context("it sleeps")?).await???;
+    drop(bystander);
+    try_until("it has gone", || async {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'store'";
+        Ok(on_leader(&cluster, sql).await?.number()? == 0)
+    })
+    .await?;
+    leader(&cluster).await?.run("DROP DATABASE store").await?;
     Ok(())
 }
 

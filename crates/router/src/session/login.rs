@@ -142,7 +142,7 @@ impl SessionRegistration {
         cancel: &Arc<CancelSlot>,
         is_template: bool,
     ) -> SessionRegistration {
-        database.clients.fetch_add(1, SeqCst);
+        database.enter(&router.serializable);
         let number = router.last_session.fetch_add(1, Relaxed) + 1;
         let secret = rand::random();
         cancels(router).insert((process_id(number), secret), Arc::downgrade(cancel));
@@ -152,7 +152,7 @@ impl SessionRegistration {
 
 impl Drop for SessionRegistration {
     fn drop(&mut self) {
-        self.database.clients.fetch_sub(1, SeqCst);
+        self.database.leave();
         self.database.leader.forget(self.number);
         cancels(&self.router).remove(&(process_id(self.number), self.secret));
         if self.is_template && self.database.clients.load(SeqCst) == 0 {
