@@ -48,6 +48,16 @@ pub async fn connect(path: &Path) -> io::Result<UnixStream> {
     UnixStream::connect(short).await
 }
 
+/// The same, where only a process of root or of this one's own account is believed: who owns the directory can listen
+/// there, too.
+///
+/// # Errors
+/// As [`connect`]; `PermissionDenied` where another account listens.
+pub async fn connect_to_own(path: &Path) -> io::Result<UnixStream> {
+    let stream = connect(path).await?;
+    if is_own(&stream) { Ok(stream) } else { Err(ErrorKind::PermissionDenied.into()) }
+}
+
 /// Takes the socket away, where there is one: nobody can connect any more.
 ///
 /// # Errors
@@ -79,7 +89,7 @@ fn shorten(path: &Path) -> io::Result<(File, PathBuf)> {
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    use rustix::process::umask;
+    use rustix::process::{Uid, umask};
 
     use super::*;
 
@@ -100,6 +110,39 @@ mod tests {
         let (connected, accepted) = tokio::join!(connect(&path), listener.accept());
         connected.unwrap();
         assert!(is_own(&accepted.unwrap().0));
+    }
+
+    /// Whoever owns a directory can put a socket of his own in the place of root's.
+    ///
+    /// Spec: C4
+    #[tokio::test]
+    async fn nobody_is_believed_who_listens_as_another_account() {
+        let another = Uid::from_raw(65534);
+        if !rustix::process::geteuid().is_root() {
+            onecopy_testing::skip(
+                "nobody_is_believed_who_listens_as_another_account",
+                "only root can become another account",
+            );
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(directory.path(), Some(another.as_raw()), None).unwrap();
+        let path = directory.path().join("control.sock");
+        // This thread alone becomes another account.
+        let listening = std::thread::spawn({
+            let path = path.clone();
+            move || {
+                rustix::thread::set_thread_res_uid(another, another, another).unwrap();
+                std::os::unix::net::UnixListener::bind(path).unwrap()
+            }
+        });
+        let listener = listening.join().unwrap();
+        connect(&path).await.unwrap();
+        assert_eq!(connect_to_own(&path).await.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        drop(listener);
+        fs::remove_file(&path).unwrap();
+        let _own = listen(&path).unwrap();
+        connect_to_own(&path).await.unwrap();
     }
 
     #[tokio::test]

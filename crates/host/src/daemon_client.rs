@@ -132,17 +132,18 @@ impl Daemon {
     }
 
     async fn connect(&self) -> Result<UnixStream, HostError> {
-        match self {
+        let (socket, nobody) = match self {
             Daemon::OfCluster(directory) => {
                 directory.state()?;
-                let not_running = |_| HostError::NotRunning { directory: directory.root().to_owned() };
-                socket::connect(&directory.daemon_socket()).await.map_err(not_running)
+                let nobody = HostError::NotRunning { directory: directory.root().to_owned() };
+                (directory.daemon_socket(), nobody)
             }
-            Daemon::OfMemory(socket) => {
-                let nobody = |_| HostError::NoMemoryAgent { socket: socket.clone() };
-                socket::connect(socket).await.map_err(nobody)
-            }
-        }
+            Daemon::OfMemory(socket) => (socket.clone(), HostError::NoMemoryAgent { socket: socket.clone() }),
+        };
+        socket::connect_to_own(&socket).await.map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => HostError::StrangeDaemon { socket },
+            _ => nobody,
+        })
     }
 
     pub(crate) fn invalid_reply(&self, reason: String) -> HostError {
@@ -153,7 +154,10 @@ impl Daemon {
     }
 }
 
-/// Whether the daemon of `directory` is ready.
-pub async fn is_running(directory: &Directory) -> bool {
-    socket::connect(&directory.daemon_socket()).await.is_ok()
+/// Whether the daemon of `directory` is ready, and believed.
+///
+/// # Errors
+/// [`HostError::NotACluster`], [`HostError::NotRunning`], [`HostError::StrangeDaemon`].
+pub async fn reach(directory: &Directory) -> Result<(), HostError> {
+    Daemon::OfCluster(directory.clone()).connect().await.map(drop)
 }

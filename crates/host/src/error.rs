@@ -135,6 +135,11 @@ pub enum HostError {
          if it is of another version, start it again"
     )]
     InvalidAgentReply { socket: PathBuf, reason: String },
+    #[error(
+        "the socket {socket} is another account's, and nothing that is said there is believed; ask as the account \
+         that started onecopy, or as root where root did"
+    )]
+    StrangeDaemon { socket: PathBuf },
     #[error("no onecopy serves {directory}; start it with: onecopy up --dir {directory}")]
     NotRunning { directory: PathBuf },
     #[error(

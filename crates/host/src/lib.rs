@@ -39,7 +39,7 @@ mod stop;
 pub use access::ClientAccess;
 pub use change::{CloneOptions, ReinitRequest, ScaleRequest};
 pub use cluster::{Cluster, Summary, UpOptions};
-pub use daemon_client::{Daemon, is_running, metrics, reinit, scale, status};
+pub use daemon_client::{Daemon, metrics, reach, reinit, scale, status};
 pub use directory::{DIRECTORY_DEFAULT, DIRECTORY_VARIABLE, Directory};
 pub use error::HostError;
 pub use http::{Observed, Page};

@@ -4,7 +4,7 @@ use std::os::unix::process::CommandExt;
 
 use anyhow::Context;
 use clap::Args;
-use onecopy_host::{ClientAccess, HostError};
+use onecopy_host::ClientAccess;
 
 use crate::directory::DirectoryOption;
 
@@ -23,9 +23,7 @@ impl Psql {
     pub fn run(&self) -> anyhow::Result<()> {
         let directory = self.directory.resolve()?;
         let access = ClientAccess::of(&directory)?;
-        if !crate::block_on(async { Ok(onecopy_host::is_running(&directory).await) })? {
-            return Err(HostError::NotRunning { directory: directory.root().to_owned() }.into());
-        }
+        crate::block_on(async { Ok(onecopy_host::reach(&directory).await?) })?;
         let program = access.psql();
         let error = std::process::Command::new(&program)
             .env("PGHOST", &access.host)
