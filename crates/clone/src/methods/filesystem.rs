@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use onecopy_postgres::Directory;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, ioctl_ficlone, openat, statx};
 
 use crate::CloneError;
@@ -15,24 +16,41 @@ use crate::target::TABLESPACES_DIRECTORY;
 const PROBE_BYTES: usize = 4096;
 
 /// A directory of the source and the one where the clone's counterpart will be made; both exist.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct Pair {
-    pub source: PathBuf,
-    pub target: PathBuf,
+    /// Open: where a tablespace's link leads is for PostgreSQL's account to say, at any time anew.
+    source: Directory,
+    target: PathBuf,
+}
+
+impl Pair {
+    /// For messages.
+    pub fn paths(&self) -> [&Path; 2] {
+        [self.source.path(), &self.target]
+    }
+
+    /// To open files in; good while this lives.
+    pub fn directories(&self) -> [PathBuf; 2] {
+        [self.source.by_descriptor(), self.target.clone()]
+    }
 }
 
 /// The data directory and each tablespace elsewhere.
 pub(super) fn pairs(plan: &Plan) -> Result<Vec<Pair>, CloneError> {
     let data_directory = &plan.source.data_directory;
-    let mut pairs = vec![Pair { source: data_directory.clone(), target: existing(&plan.target)? }];
-    let links = data_directory.join(TABLESPACES_DIRECTORY);
-    for entry in fs::read_dir(&links).map_err(CloneError::file("read", &links))? {
-        let path = entry.map_err(CloneError::file("read", &links))?.path();
-        if path.is_symlink() {
-            pairs.push(Pair { source: path, target: existing(&plan.tablespaces)? });
+    let source = Directory::open(data_directory).map_err(CloneError::file("open", data_directory))?;
+    let links = Path::new(TABLESPACES_DIRECTORY);
+    let failed = |path: &Path| CloneError::file("look for tablespaces in", data_directory.join(path));
+    let mut tablespaces = Vec::new();
+    for name in source.open_directory(links).and_then(|directory| directory.names()).map_err(failed(links))? {
+        let tablespace = links.join(name);
+        if source.read_link(&tablespace).is_ok() {
+            let source = source.open_directory(&tablespace).map_err(failed(&tablespace))?;
+            tablespaces.push(Pair { source, target: existing(&plan.tablespaces)? });
         }
     }
-    Ok(pairs)
+    let data = Pair { source, target: existing(&plan.target)? };
+    Ok([data].into_iter().chain(tablespaces).collect())
 }
 
 /// The directory itself or the first above it that exists.
@@ -49,7 +67,8 @@ pub(super) fn nameless_file(directory: &Path) -> io::Result<OwnedFd> {
 
 /// Lets a new file of `target` share the blocks of one of `source`; the error says why it cannot.
 pub(super) fn share_blocks(pair: &Pair) -> io::Result<()> {
-    let (from, to) = (nameless_file(&pair.source)?, nameless_file(&pair.target)?);
+    let [source, target] = pair.directories();
+    let (from, to) = (nameless_file(&source)?, nameless_file(&target)?);
     rustix::io::write(&from, &[1; PROBE_BYTES])?;
     Ok(ioctl_ficlone(&to, &from)?)
 }

@@ -55,12 +55,12 @@ pub(super) fn obstacle(plan: &Plan) -> Option<String> {
     if let Err(error) = PinnedGroup::new(&group) {
         return Some(error.to_string());
     }
-    pairs.iter().flat_map(|pair| [&pair.source, &pair.target]).find_map(|directory| {
-        let file = match nameless_file(directory) {
+    pairs.iter().flat_map(|pair| pair.directories().into_iter().zip(pair.paths())).find_map(|(directory, path)| {
+        let file = match nameless_file(&directory) {
             Ok(file) => file,
-            Err(error) => return Some(CloneError::file("make a file in", directory)(error).to_string()),
+            Err(error) => return Some(CloneError::file("make a file in", path)(error).to_string()),
         };
-        let name = type_name(directory);
+        let name = type_name(&directory);
         // The mark goes with the group.
         let refused = group.mark_file(&file).err()?;
         Some(format!("{refused} of the file system {name} (it takes Linux 6.14 or newer and ext4, XFS or btrfs)"))

@@ -45,11 +45,13 @@ pub(super) fn obstacle(plan: &Plan) -> Option<String> {
 
 fn obstacle_between(pair: &Pair) -> Option<String> {
     let error = share_blocks(pair).err()?;
-    let name = type_name(&pair.source);
+    let ([directory, _], [source, target]) = (pair.directories(), pair.paths().map(Path::display));
     Some(match Errno::from_io_error(&error) {
-        Some(Errno::XDEV) => format!("{} and {} are on two file systems", pair.source.display(), pair.target.display()),
-        Some(Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL) => format!("the file system {name} cannot share blocks"),
-        _ => format!("cannot share blocks of {} with {}: {error}", pair.source.display(), pair.target.display()),
+        Some(Errno::XDEV) => format!("{source} and {target} are on two file systems"),
+        Some(Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL) => {
+            format!("the file system {} cannot share blocks", type_name(&directory))
+        }
+        _ => format!("cannot share blocks of {source} with {target}: {error}"),
     })
 }
 
