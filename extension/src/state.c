@@ -38,6 +38,15 @@ uint64		onecopy_transitions = 0;
 /* MAX_BUFFERS_TO_EXTEND_BY of the server's hio.c. */
 #define PINS_OF_AN_EXTENSION 64
 
+/*
+ * A process that looks for a buffer gives up when it has passed as many pinned
+ * ones as there are, and captured ones count as such.  Where it is halted among
+ * those again and again, while others move the sweep's hand through the rest,
+ * it passes nothing else: seen with pools of 1/256 of their ceiling and less,
+ * never with 1/64.  See docs/decisions/0008-memory.md.
+ */
+#define CEILING_TO_FLOOR_MAX 64
+
 static Size
 published_size(uint32 chunks)
 {
@@ -93,7 +102,8 @@ onecopy_floor_chunks(void)
 {
 	uint64		setting = (uint64) onecopy_floor_mb * 1024 * 1024;
 	uint64		pinned = (uint64) pg_atomic_read_u32(&onecopy->pinned_at_once) * BLCKSZ;
-	uint32		chunks = onecopy_chunks_of_bytes(Max(setting, pinned));
+	uint64		share = (uint64) NBuffers * BLCKSZ / CEILING_TO_FLOOR_MAX;
+	uint32		chunks = onecopy_chunks_of_bytes(Max(Max(setting, pinned), share));
 
 	return Min(chunks, onecopy->chunks);
 }

@@ -66,7 +66,7 @@ check_bounds(const char *wish, uint64 bytes)
 				 errmsg("the buffer pool cannot be smaller than its floor"),
 				 errdetail("\"%s\" is %llu bytes, the floor is %llu bytes.",
 						   wish, (unsigned long long) bytes, (unsigned long long) lowest),
-				 errhint("The floor is the larger of onecopy.memory_floor (%d MB) and what all processes may pin at once (%u buffers, by max_connections and settings of input and output).",
+				 errhint("The floor is the largest of onecopy.memory_floor (%d MB), a 64th of the ceiling, and what all processes may pin at once (%u buffers, by max_connections and settings of input and output).",
 						 onecopy_floor_mb, pg_atomic_read_u32(&onecopy->pinned_at_once))));
 }
 

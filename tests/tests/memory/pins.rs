@@ -38,6 +38,21 @@ async fn there_are_buffers_at_the_floor(plan: Plan, pinned_at_once: u64) -> anyh
     Ok(())
 }
 
+/// In a much smaller pool a process that looks for a buffer can come to believe that all are pinned.
+///
+/// Spec: L1
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m30_no_floor_is_below_a_64th_of_the_ceiling() -> anyhow::Result<()> {
+    let plan = Plan::new(Version::Fifteen, 1024 * MIB).set("onecopy.memory_floor", "1MB");
+    let harness = Harness::start(plan).await?;
+    let pool = harness.pool().await?;
+    assert_eq!(pool.status().await?.floor_bytes, 16 * MIB);
+    let refusal = pool.want("8MB", true).await.expect_err("below the floor");
+    assert_eq!(refusal.code, "22003", "{refusal}");
+    assert_eq!(pool.resize(16 * MIB).await?, 16 * MIB);
+    Ok(())
+}
+
 /// At the floor there are buffers for what all sessions pin at once: none fails for want of one (up to 128 that read or
 /// write ahead by the server's settings).
 ///
