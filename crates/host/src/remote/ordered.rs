@@ -9,7 +9,7 @@ use onecopy_clone::network::protocol::ProtocolError;
 use onecopy_clone::network::request::{HostAnswer, write_line};
 use onecopy_clone::service::{CloneState, MakingEvent, ReadyClone, Service};
 use onecopy_postgres::{Binaries, InstalledExtension, Server, ServerOptions, StandbyOptions};
-use tokio::io::AsyncWrite;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::sync::mpsc;
 
 use super::accepted::{Accepted, HOME_SUFFIX, Orderer, beside};
@@ -23,14 +23,14 @@ const START_TIMEOUT: Duration = Duration::from_secs(300);
 const NEWS_WAITING_MAX: usize = 64;
 
 /// Makes what is ordered and tells of it. It is made, and filled, also when nobody listens any more.
-pub(super) async fn make<W>(
+pub(super) async fn make<S>(
     host: &Host,
-    stream: &mut W,
+    stream: &mut S,
     order: serde_json::Value,
     orderer: &Orderer,
 ) -> Result<(), ProtocolError>
 where
-    W: AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin,
 {
     match Accepted::of(order, orderer, &host.allowed, &host.keys_directory) {
         Ok(order) => follow(host, stream, order, orderer.peer).await,
@@ -41,15 +41,16 @@ where
     }
 }
 
-async fn follow<W>(host: &Host, stream: &mut W, order: Accepted, peer: SocketAddr) -> Result<(), ProtocolError>
+async fn follow<S>(host: &Host, stream: &mut S, order: Accepted, peer: SocketAddr) -> Result<(), ProtocolError>
 where
-    W: AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin,
 {
     tracing::info!(%peer, target = %order.plan.target.display(), "a clone is ordered");
     let (news, mut waiting) = mpsc::channel(NEWS_WAITING_MAX);
     let program = host.program.clone();
     let work = tokio::spawn(async move { fulfil(&program, order, &news).await });
-    while let Some(event) = waiting.recv().await {
+    loop {
+        let Some(event) = next_event(stream, &mut waiting).await? else { break };
         let event = serde_json::to_value(&event).map_err(std::io::Error::from)?;
         write_line(stream, &HostAnswer::Progress { event }).await?;
     }
@@ -59,6 +60,23 @@ where
         Err(error) => HostAnswer::Refused { reason: format!("the work ended without a result: {error}") },
     };
     write_line(stream, &last).await
+}
+
+/// What is to be told next; an error when who has ordered has gone, who says nothing more.
+async fn next_event<S>(
+    stream: &mut S,
+    waiting: &mut mpsc::Receiver<OrderEvent>,
+) -> Result<Option<OrderEvent>, ProtocolError>
+where
+    S: AsyncRead + Unpin,
+{
+    tokio::select! {
+        biased;
+        event = waiting.recv() => Ok(event),
+        heard = stream.read_u8() => {
+            Err(heard.err().map_or(ProtocolError::Malformed("more was said than an order"), ProtocolError::Broken))
+        }
+    }
 }
 
 async fn fulfil(program: &Path, order: Accepted, news: &mpsc::Sender<OrderEvent>) -> Result<(), String> {
@@ -154,4 +172,22 @@ fn tell(news: &mpsc::Sender<OrderEvent>, event: OrderEvent) {
 
 fn words(error: CloneError) -> String {
     error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Spec: A2
+    #[tokio::test]
+    async fn who_has_ordered_and_goes_is_listened_to_no_more() {
+        let (news, mut waiting) = mpsc::channel(1);
+        let (mut here, there) = tokio::io::duplex(64);
+        news.send(OrderEvent::Preparing).await.unwrap();
+        assert!(matches!(next_event(&mut here, &mut waiting).await, Ok(Some(OrderEvent::Preparing))));
+        drop(there);
+        assert!(matches!(next_event(&mut here, &mut waiting).await, Err(ProtocolError::Broken(_))));
+        drop(news);
+        assert!(matches!(next_event(&mut here, &mut waiting).await, Ok(None)), "its end is told of all the same");
+    }
 }
