@@ -14,6 +14,8 @@ mod lines;
 pub mod metrics;
 pub mod server;
 pub mod socket;
+mod unauthenticated;
 
 pub use client::{Answer, AskError, Client};
 pub use lines::{JsonLines, LineReader};
+pub use unauthenticated::{Unauthenticated, UnauthenticatedConnection};

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::Seq
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use onecopy_control::Unauthenticated;
 use sha2::{Digest, Sha256};
 use tokio::sync::{OnceCell, Semaphore, watch};
 use tokio::task::JoinSet;
@@ -144,6 +145,10 @@ pub struct RouterState {
     pub turn: AtomicUsize,
     /// Clients that are logged in or logging in.
     pub clients: AtomicUsize,
+    /// Those of them that have shown who they are.
+    pub(crate) authenticated: AtomicUsize,
+    /// The others.
+    pub(crate) unauthenticated: Arc<Unauthenticated>,
     pub(crate) cancels: Mutex<CancelKeys>,
     sessions: Mutex<JoinSet<()>>,
     /// True once sessions shall end.
@@ -173,6 +178,8 @@ impl RouterState {
             serializable: SerializableTransactions::default(),
             turn: AtomicUsize::new(0),
             clients: AtomicUsize::new(0),
+            authenticated: AtomicUsize::new(0),
+            unauthenticated: Arc::default(),
             cancels: Mutex::default(),
             sessions: Mutex::default(),
             stopping: watch::Sender::new(false),
@@ -279,7 +286,7 @@ impl RouterState {
         }
     }
 
-    /// The last client has left a database: closes it.
+    /// The last client has left a database that others copy: closes it.
     pub fn leave_database(&self, left: &Arc<Database>) {
         let mut databases = self.databases();
         if left.clients.load(SeqCst) == 0 && is_known(&databases, left) {

@@ -1,7 +1,7 @@
 //! Too many of anything: 53300, and nobody else notices.
 
 use crate::harness::{bounded, start, try_until};
-use crate::wire::{Wire, query};
+use crate::wire::{Wire, query, startup};
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 
 /// Spec: A2
@@ -32,6 +32,32 @@ async fn one_client_too_many_is_refused_and_a_place_that_gets_free_is_given() ->
             }
             Ok(mut wire) => Ok(wire.query("SELECT count(*) FROM numbers").await?.text_rows() == ["10"]),
         }
+    })
+    .await
+}
+
+/// Whoever connects and says nothing has no place among `clients_max`, and where too many do, they make room.
+///
+/// Spec: A2
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_say_nothing_keep_nobody_out() -> anyhow::Result<()> {
+    const SILENT: usize = 200;
+    /// For fewer `clients_max` than that, so many may log in at once.
+    const AT_ONCE: usize = 128;
+    let cluster = start(0, |settings| settings.clients_max = 3).await?;
+    let mut silent = Vec::new();
+    for number in 0..SILENT {
+        let mut wire = Wire::unauthenticated(&cluster).await?;
+        // Some say who they would be, and then nothing more.
+        if number % 2 == 0 {
+            wire.send(&startup(&[("user", USER), ("database", DATABASE)])).await?;
+        }
+        silent.push(wire);
+    }
+    let mut wire = Wire::connect(&cluster).await?;
+    assert_eq!(wire.query("SELECT count(*) FROM numbers").await?.text_rows(), ["10"]);
+    try_until("those that were too many are sent away", || async {
+        Ok(cluster.router().status().clients <= AT_ONCE + 1)
     })
     .await
 }

@@ -12,6 +12,7 @@ use onecopy_clone::network::keys::HostKeys;
 use onecopy_clone::network::protocol::ProtocolError;
 use onecopy_clone::network::request::{HostAnswer, HostRequest, write_line};
 use onecopy_clone::service::Service;
+use onecopy_control::{Unauthenticated, UnauthenticatedConnection};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -20,10 +21,11 @@ use super::accepted::Orderer;
 use super::allowed::Allowed;
 use super::machines::{self, Snapshots};
 use super::ordered;
-use super::unauthenticated::{Unauthenticated, UnauthenticatedConnection};
 
 /// Connections of hosts that have shown who they are, at once; a further one is refused.
 const CONNECTIONS_MAX: usize = 256;
+/// Those that have not shown yet who they are.
+const UNAUTHENTICATED_MAX: usize = 128;
 /// After a failed accept: the reason, no descriptors, does not pass by asking again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -102,7 +104,8 @@ impl Listener {
         loop {
             match self.listener.accept().await {
                 Ok((stream, peer)) => {
-                    let (host, connection) = (Arc::clone(&self.host), unauthenticated.admit(peer.ip()));
+                    let (host, connection) =
+                        (Arc::clone(&self.host), unauthenticated.admit(peer.ip(), UNAUTHENTICATED_MAX));
                     tokio::spawn(async move {
                         if let Err(error) = host.attend(stream, peer, connection).await {
                             tracing::warn!(%peer, %error, "a connection ended");
@@ -173,6 +176,60 @@ impl Host {
                 write_line(&mut stream, &HostAnswer::Refused { reason }).await?;
                 Ok(stream.shutdown().await?)
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use onecopy_clone::network::keys::make_host;
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpSocket;
+
+    use super::super::{Allowed, Listener, ping};
+    use super::*;
+
+    /// Comes and says nothing, and comes again when it is sent away.
+    async fn be_silent(listener: SocketAddr, have_come: Arc<AtomicUsize>) {
+        let mut has_come = false;
+        loop {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.bind((Ipv4Addr::new(127, 0, 0, 2), 0).into()).unwrap();
+            if let Ok(mut stream) = socket.connect(listener).await {
+                if !std::mem::replace(&mut has_come, true) {
+                    have_come.fetch_add(1, Ordering::Relaxed);
+                }
+                let _ = stream.read_to_end(&mut Vec::new()).await;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Whoever connects to a host and says nothing, as often as he likes, keeps no other host out.
+    ///
+    /// Spec: C3
+    #[tokio::test(flavor = "multi_thread")]
+    async fn k29_who_says_nothing_keeps_nobody_out() {
+        const SILENT: usize = 400;
+        let directory = tempfile::tempdir().unwrap();
+        let keys = make_host(directory.path(), "a", &["127.0.0.1".to_owned()]).unwrap();
+        let listener = Listener::open("127.0.0.1:0", &keys, Allowed::default()).await.unwrap();
+        let listening = listener.local_address().unwrap();
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(async move { listener.serve().await });
+        let have_come = Arc::new(AtomicUsize::new(0));
+        for _ in 0..SILENT {
+            tasks.spawn(be_silent(listening, Arc::clone(&have_come)));
+        }
+        while have_come.load(Ordering::Relaxed) < SILENT {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        for _ in 0..5 {
+            let version = ping(&listening.to_string(), &keys).await.expect("an honest host gets in");
+            assert_eq!(version, env!("CARGO_PKG_VERSION"));
         }
     }
 }

@@ -18,7 +18,6 @@ mod listener;
 mod machines;
 mod order;
 mod ordered;
-mod unauthenticated;
 
 pub use allowed::Allowed;
 pub use carried::{carried_rules, carried_settings};

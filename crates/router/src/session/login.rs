@@ -4,7 +4,7 @@
 //! start-up packet.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -35,6 +35,10 @@ use crate::wire::{
 
 /// Largest message of a client that is not yet logged in, in bytes.
 const LOGIN_MESSAGE_BYTES_MAX: usize = 10_000;
+
+/// As many clients as may log in may be waited for at once, and so many at least; for a further one the oldest of those
+/// is sent away that come from where most come from.
+const UNAUTHENTICATED_MIN: usize = 128;
 
 /// How long a log-in waits for a back end.
 const FIRST_BACKEND_WAIT: Duration = Duration::from_secs(5);
@@ -68,7 +72,8 @@ pub async fn serve(router: Arc<RouterState>, socket: Socket) {
     let mut client = Channel::new(socket, LOGIN_MESSAGE_BYTES_MAX);
     let presence = Arc::new(Presence::of(&client));
     let timeout = Duration::from_secs(settings.authentication_timeout_s);
-    let log_in = tokio::time::timeout(timeout, log_in(&router, &mut client, address));
+    let mut place = None;
+    let log_in = tokio::time::timeout(timeout, log_in(&router, &mut client, address, &mut place));
     let Some(Ok(logged_in)) = presence.while_there(&CancelSlot::default(), log_in).await else {
         return;
     };
@@ -124,6 +129,28 @@ impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.0.clients.fetch_sub(1, SeqCst);
     }
+}
+
+/// The place of one of `clients_max` that have shown who they are.
+struct Place(Arc<RouterState>);
+
+impl Place {
+    fn take(router: &Arc<RouterState>) -> Result<Place, LoginError> {
+        let before = router.authenticated.fetch_add(1, SeqCst);
+        let place = Place(router.clone());
+        if before < router.settings().clients_max { Ok(place) } else { Err(too_many_clients()) }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.authenticated.fetch_sub(1, SeqCst);
+    }
+}
+
+fn too_many_clients() -> LoginError {
+    let text = "sorry, too many clients already";
+    LoginError::Refused(SqlError::fatal(sqlstate::TOO_MANY_CONNECTIONS, text))
 }
 
 /// A client inside a database; leaves it, its back end and its cancel key when dropped.
@@ -246,40 +273,23 @@ enum LogIn {
     Cancel,
 }
 
+/// Who has shown who he is.
+struct Authenticated {
+    startup: StartupOptions,
+    credentials: Arc<Credentials>,
+    access: DatabaseAccess,
+}
+
 async fn log_in(
     router: &Arc<RouterState>,
     client: &mut Channel,
     address: Option<SocketAddr>,
+    place: &mut Option<Place>,
 ) -> Result<LogIn, LoginError> {
-    let parameters = loop {
-        let packet = client.startup_packet().await?;
-        let refused = |error: crate::wire::FrontendError| {
-            LoginError::Refused(SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, error.to_string()))
-        };
-        match StartupPacket::parse(&packet).map_err(refused)? {
-            StartupPacket::Ssl | StartupPacket::Gss => client.answer_byte(b'N').await?,
-            StartupPacket::Cancel { process_id, secret } => {
-                cancel(router, process_id, secret).await;
-                return Ok(LogIn::Cancel);
-            }
-            StartupPacket::Session { version: (3, minor), parameters } => {
-                negotiate(client, minor, &parameters);
-                break parameters;
-            }
-            StartupPacket::Session { version: (major, minor), .. } => {
-                let text = format!("unsupported frontend protocol {major}.{minor}: this router speaks 3.0");
-                return Err(LoginError::Refused(SqlError::fatal(sqlstate::FEATURE_NOT_SUPPORTED, text)));
-            }
-        }
-    };
-    if router.clients.load(SeqCst) > router.settings().clients_max {
-        return Err(LoginError::Refused(SqlError::fatal(
-            sqlstate::TOO_MANY_CONNECTIONS,
-            "sorry, too many clients already",
-        )));
-    }
-    let startup = StartupOptions::of(parameters).map_err(LoginError::Refused)?;
-    let (credentials, access) = authenticate(router, client, &startup).await?;
+    let network = address.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |address| address.ip());
+    let introduced = introduce(router, client, network).await?;
+    let Some(Authenticated { startup, credentials, access }) = introduced else { return Ok(LogIn::Cancel) };
+    *place = Some(Place::take(router)?);
     if startup.database == console::DATABASE {
         if !may_look(router, &startup.user).await {
             let text = format!("role \"{}\" may not look at the router", startup.user);
@@ -297,9 +307,58 @@ async fn log_in(
     Ok(LogIn::Session(Box::new(logged_in)))
 }
 
+/// What a client says that has not shown who it is; while it says nothing it may be sent away for others.
+async fn heard<T>(
+    router: &RouterState,
+    network: IpAddr,
+    saying: impl Future<Output = Result<T, LoginError>>,
+) -> Result<T, LoginError> {
+    let max = router.settings().clients_max.max(UNAUTHENTICATED_MIN);
+    router.unauthenticated.admit(network, max).greet(saying).await.unwrap_or_else(|| Err(too_many_clients()))
+}
+
+/// Hears who a client is; none when that was a request to cancel.
+async fn introduce(
+    router: &Arc<RouterState>,
+    client: &mut Channel,
+    network: IpAddr,
+) -> Result<Option<Authenticated>, LoginError> {
+    let parameters = loop {
+        let packet = heard(router, network, async { Ok(client.startup_packet().await?) }).await?;
+        let refused = |error: crate::wire::FrontendError| {
+            LoginError::Refused(SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, error.to_string()))
+        };
+        match StartupPacket::parse(&packet).map_err(refused)? {
+            StartupPacket::Ssl | StartupPacket::Gss => client.answer_byte(b'N').await?,
+            StartupPacket::Cancel { process_id, secret } => {
+                cancel(router, process_id, secret).await;
+                return Ok(None);
+            }
+            StartupPacket::Session { version: (3, minor), parameters } => {
+                negotiate(client, minor, &parameters);
+                break parameters;
+            }
+            StartupPacket::Session { version: (major, minor), .. } => {
+                let text = format!("unsupported frontend protocol {major}.{minor}: this router speaks 3.0");
+                return Err(LoginError::Refused(SqlError::fatal(sqlstate::FEATURE_NOT_SUPPORTED, text)));
+            }
+        }
+    };
+    let (max, authenticated) = (router.settings().clients_max, router.authenticated.load(SeqCst));
+    // Those, too, whose turn to be looked up has not come.
+    let others = router.clients.load(SeqCst).saturating_sub(authenticated);
+    if authenticated >= max || others > 2 * max.max(UNAUTHENTICATED_MIN) {
+        return Err(too_many_clients());
+    }
+    let startup = StartupOptions::of(parameters).map_err(LoginError::Refused)?;
+    let (credentials, access) = authenticate(router, client, network, &startup).await?;
+    Ok(Some(Authenticated { startup, credentials, access }))
+}
+
 async fn authenticate(
     router: &Arc<RouterState>,
     client: &mut Channel,
+    network: IpAddr,
     startup: &StartupOptions,
 ) -> Result<(Arc<Credentials>, DatabaseAccess), LoginError> {
     let user = &startup.user;
@@ -319,12 +378,12 @@ async fn authenticate(
     client.output.put_slice(MECHANISM.as_bytes());
     client.output.put_slice(b"\0\0");
     end_message(&mut client.output, start);
-    let first = password_message(client).await?;
+    let first = heard(router, network, password_message(client)).await?;
     let end = first.iter().position(|&byte| byte == 0).unwrap_or(first.len());
     let (server, answer) =
         ScramServer::start(verifier, &first[..end], first.get(end + 5..).unwrap_or_default()).map_err(refused)?;
     put_authentication(client, 11, answer.as_bytes());
-    let last = password_message(client).await?;
+    let last = heard(router, network, password_message(client)).await?;
     let (answer, keys) = server.finish(&last).map_err(refused)?;
     put_authentication(client, 12, answer.as_bytes());
     put_authentication(client, 0, b"");
