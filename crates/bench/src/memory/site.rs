@@ -109,22 +109,9 @@ impl Site {
 
     /// Reads relations into the pool as far as they fit.
     pub async fn warm(&self, relations: &[&str]) -> anyhow::Result<()> {
-        self.warm_part(relations, 1.0).await
-    }
-
-    /// Reads the first part of relations into the pool: 1.0 is all of them.
-    pub async fn warm_part(&self, relations: &[&str], part: f64) -> anyhow::Result<()> {
         let client = self.client().await?;
         for relation in relations {
-            client
-                .query_one(
-                    "SELECT pg_prewarm(relation, last_block => greatest(0, ceil(blocks * $2::float8)::bigint - 1)) \
-                     FROM (SELECT oid::regclass AS relation, \
-                     pg_relation_size(oid) / current_setting('block_size')::int AS blocks \
-                     FROM pg_class WHERE oid = $1::text::regclass) AS sizes",
-                    &[relation, &part],
-                )
-                .await?;
+            client.query_one("SELECT pg_prewarm($1::text::regclass)", &[relation]).await?;
         }
         Ok(())
     }
