@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::backend::{Backend, BackendError, Credentials, Purpose};
@@ -21,6 +22,9 @@ use crate::servers::Server;
 use crate::state::RouterState;
 use crate::status::RouterStatus;
 use crate::wire::Listener;
+
+/// A client takes two descriptors, and a back end one; a shell's default of 1024 is fewer than `clients_max` needs.
+const DESCRIPTORS_WANTED: u64 = 65_536;
 
 /// The leader must be looked at within this; else it counts as not there yet.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(20);
@@ -54,6 +58,7 @@ impl Router {
     /// # Errors
     /// When the port cannot be had, or the leader answers and is not fit to lead.
     pub async fn start(configuration: RouterConfiguration) -> Result<Router, RouterError> {
+        raise_descriptor_limit();
         let state = Arc::new(RouterState::new(&configuration)?);
         let is_looked_at = look_at_leader(&state).await?;
         state.servers.leader().is_held_back.store(!is_looked_at, SeqCst);
@@ -319,6 +324,17 @@ async fn accept(state: Arc<RouterState>, listener: Listener, mut stop: tokio::sy
     }
 }
 
+/// Lets this process have as many descriptors as a router can need, as far as the hard limit goes.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.map_or(DESCRIPTORS_WANTED, |maximum| maximum.min(DESCRIPTORS_WANTED));
+    if limit.current.is_some_and(|current| current < wanted)
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..limit })
+    {
+        tracing::warn!(%error, "the limit of descriptors stays, and clients beyond it wait");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -358,5 +374,15 @@ mod tests {
         }
         connect(Purpose::Session).await.unwrap();
         router.shutdown().await;
+    }
+
+    /// Spec: A2
+    #[test]
+    fn a_shells_default_of_descriptors_keeps_no_clients_out() {
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(256), ..limit }).unwrap();
+        raise_descriptor_limit();
+        let raised = getrlimit(Resource::Nofile).current.unwrap();
+        assert_eq!(raised, limit.maximum.unwrap_or(DESCRIPTORS_WANTED).min(DESCRIPTORS_WANTED));
     }
 }
