@@ -48,6 +48,7 @@ pub(super) struct Host {
     pub machines: Option<Machines>,
     pub snapshots: Snapshots,
     connections: Semaphore,
+    pub(super) orders: Arc<Semaphore>,
 }
 
 impl Listener {
@@ -66,8 +67,9 @@ impl Listener {
             std::env::current_exe().map_err(CloneError::file("find this program behind", "/proc/self/exe"))?;
         let keys_directory =
             std::path::absolute(keys_directory).map_err(CloneError::file("resolve", keys_directory))?;
-        let (connections, machines, snapshots) = (Semaphore::new(CONNECTIONS_MAX), None, Snapshots::default());
-        let host = Host { keys, keys_directory, allowed, program, machines, snapshots, connections };
+        let (connections, orders) = (Semaphore::new(CONNECTIONS_MAX), Arc::new(Semaphore::new(ordered::ORDERS_MAX)));
+        let (machines, snapshots) = (None, Snapshots::default());
+        let host = Host { keys, keys_directory, allowed, program, machines, snapshots, connections, orders };
         Ok(Listener { listener, host: Arc::new(host) })
     }
 

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onecopy_clone::CloneError;
@@ -19,6 +20,8 @@ use crate::memory::EXTENSION;
 
 /// A clone answers its first query within this: it replays what was written since the source's last checkpoint.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
+/// Clones that are made at once for other hosts, whether or not those still listen.
+pub(super) const ORDERS_MAX: usize = 64;
 /// News that wait to be sent; progress beyond is left out.
 const NEWS_WAITING_MAX: usize = 64;
 
@@ -45,10 +48,17 @@ async fn follow<S>(host: &Host, stream: &mut S, order: Accepted, peer: SocketAdd
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
+    let Ok(turn) = Arc::clone(&host.orders).try_acquire_owned() else {
+        let reason = format!("it makes {ORDERS_MAX} clones already; try again later");
+        return write_line(stream, &HostAnswer::Refused { reason }).await;
+    };
     tracing::info!(%peer, target = %order.plan.target.display(), "a clone is ordered");
     let (news, mut waiting) = mpsc::channel(NEWS_WAITING_MAX);
     let program = host.program.clone();
-    let work = tokio::spawn(async move { fulfil(&program, order, &news).await });
+    let work = tokio::spawn(async move {
+        let _turn = turn;
+        fulfil(&program, order, &news).await
+    });
     loop {
         let Some(event) = next_event(stream, &mut waiting).await? else { break };
         let event = serde_json::to_value(&event).map_err(std::io::Error::from)?;
