@@ -18,6 +18,7 @@ use tokio::runtime::Handle;
 
 use super::parts::{Disk, Memory, PauseParts, Processors, Record, recover};
 use super::prefix::prefix;
+use super::server::LOOK_INTERVAL;
 use super::state::Keeper;
 use super::unresponsive::unix_ms;
 use super::{frozen, held, memory, network};
@@ -31,6 +32,9 @@ use crate::{MachineError, MachineHome};
 
 /// What the snapshots of a disk begin with that are parts of checkpoints.
 const SNAPSHOT: &str = "checkpoint-";
+
+/// How long it may take to write down that a fork was plugged in.
+const IDENTITY_WAIT: Duration = Duration::from_secs(1);
 
 /// What a checkpoint was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,11 +122,16 @@ pub(super) async fn prepare(
 ) -> Result<Duration, MachineError> {
     let home = keeper.home();
     let failed = |reason: String| MachineError::Checkpoint { machine: home.name().to_string(), reason };
-    // Who goes on from there would have its parent's, and nobody would plug its card in.
-    if home.isolated_file().exists() {
-        return Err(failed(
-            "it is a fork whose guest has not got its own identity yet; its keeper.log says why".into(),
-        ));
+    // Who goes on from there would have its parent's, and nobody would plug its card in. That it is plugged in is
+    // written down a moment later, when somebody may have heard it.
+    let begun = Instant::now();
+    while home.isolated_file().exists() {
+        if begun.elapsed() > IDENTITY_WAIT {
+            return Err(failed(
+                "it is a fork whose guest has not got its own identity yet; its keeper.log says why".into(),
+            ));
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
     }
     let memory = MemoryClient::connect(home).await.map_err(|_| {
         failed(match memory::is_private(home) {
