@@ -332,6 +332,8 @@ async fn f81_what_is_read_behind_a_savepoint_or_in_a_new_view_is_not_believed() 
         }
         begin().await?;
         run(&writer, "CREATE VIEW later AS SELECT count(*) FROM numbers").await??;
+        // It is there on every server.
+        cluster.servers.wait_replayed().await?;
         run(&session, "SAVEPOINT one; SELECT 1; RELEASE one").await??;
         let seen = run(&session, "TABLE later").await?;
         assert_eq!(code(&seen), "40001", "{place}: {seen:?}");
