@@ -301,9 +301,9 @@ fn an_image_that_fails_at_its_source_is_lost_here() {
     let error = origin.read(FileNumber(0), 0, &mut [0; 8192]).unwrap_err();
     assert!(matches!(&error, OriginError::Lost(reason) if reason.contains("the disk is full")), "{error}");
     // It is told that nobody reads any more, or finds out itself.
-    until("no session is left", || {
+    until("no session is left, and its end is told", || {
         host.sessions.expire();
-        host.sessions.all().is_empty()
+        host.sessions.all().is_empty() && !host.ended.lock().unwrap().is_empty()
     });
     let ended = host.ended.lock().unwrap().clone();
     assert!(ended == [Ended::Failed("the disk is full".to_owned())] || ended == [Ended::GivenUp], "{ended:?}");
