@@ -54,10 +54,15 @@ const PARTIAL_CATALOG_AGE_MIN: Duration = Duration::from_millis(100);
 /// What clients who have left leave to be cleaned is clean by then.
 const REST_AFTER_MIN: Duration = Duration::from_secs(2);
 
-/// Server processes in this database that write, or run a statement that may write; dumps are let go on.
-const LEFT_RUNNING: &str = "FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() \
+/// Server processes in this database that write, or run a statement that may write. Dumps are let go on: one statement
+/// that copies a table out, or pg_dump's own cursor.
+const LEFT_RUNNING: &str = "FROM pg_catalog.pg_stat_activity a WHERE datname = pg_catalog.current_database() \
      AND backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
-     AND (backend_xid IS NOT NULL OR (state = 'active' AND query !~* '^[[:space:]]*(copy|fetch|declare)[[:space:]]')) \
+     AND (backend_xid IS NOT NULL OR (state IN ('active', 'fastpath function call') \
+       AND NOT (query !~ ';[[:space:]]*[^[:space:]]' \
+       AND (query ~ '^(DECLARE _pg_dump_cursor CURSOR FOR|FETCH [0-9]+ FROM _pg_dump_cursor$)' \
+         OR EXISTS (SELECT FROM pg_catalog.pg_stat_progress_copy c \
+                    WHERE c.pid = a.pid AND c.command = 'COPY TO' AND c.relid <> 0))))) \
      AND application_name NOT IN ('onecopy probe', 'onecopy epoch', 'onecopy gate', 'onecopy catalog', \
      'onecopy login', 'onecopy stand-in', 'onecopy index')";
 

@@ -1,7 +1,11 @@
 //! A router that takes over from another: what the first left running on the leader must not slip past the second's
 //! epochs.
 
+use std::time::Duration;
+
+use anyhow::Context;
 use onecopy_testing::try_until_async;
+use onecopy_tests::client::Session;
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::fingerprint::ensure_servers_equal;
 
@@ -51,5 +55,51 @@ async fn r14_a_commit_left_by_an_earlier_router_cannot_undo_a_later_ones_epoch()
     let last = holder.run(question).await?;
     assert_eq!(report, last, "a receipt came into a batch that was reported as closed");
     ensure_servers_equal(&cluster.servers).await?;
+    Ok(())
+}
+
+/// What may still write is ended before the first epoch of a database, also when it has not begun to; what copies a
+/// table out, or fetches in a transaction, goes on.
+///
+/// Spec: I1
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_what_runs_before_the_first_client_dumps_alone_go_on() -> anyhow::Result<()> {
+    let cluster = TestCluster::with_router(1, |_| {}).await?;
+    let leader = cluster.servers.leader();
+    leader.connect("setup").await?.run("CREATE DATABASE store").await?;
+    let connect = async |name: &str| {
+        let mut config = leader.config("store");
+        Session::connect(name, config.application_name(name)).await
+    };
+    connect("setup").await?.run("CREATE TABLE goods (id int)").await?;
+    let cases: [(&[&str], &str, bool); 8] = [
+        (&[], "COPY goods TO PROGRAM 'sleep 4 && cat'", true),
+        (&["BEGIN", "DECLARE _pg_dump_cursor CURSOR FOR SELECT pg_sleep(4)"], "FETCH 100 FROM _pg_dump_cursor", true),
+        (&["BEGIN", "DECLARE c CURSOR FOR SELECT pg_sleep(4)"], "FETCH 1 FROM c", false),
+        (&[], "COPY goods FROM PROGRAM 'sleep 4 && echo 1'", false),
+        (&[], "COPY (SELECT pg_sleep(4)) TO PROGRAM 'cat'", false),
+        (&[], "COPY goods TO PROGRAM 'sleep 4 && cat'; SELECT pg_sleep(4)", false),
+        (&[], "DECLARE c CURSOR WITH HOLD FOR SELECT pg_sleep(4)", false),
+        (&[], "SELECT pg_sleep(4)", false),
+    ];
+    let mut running = Vec::new();
+    for (number, (before, statement, goes_on)) in cases.into_iter().enumerate() {
+        let session = connect(&format!("work-{number}")).await?;
+        session.run_all(before).await?;
+        running.push((statement, goes_on, session.start(statement), session));
+    }
+    let observer = leader.connect("observer").await?;
+    let active = async || {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND application_name LIKE 'work-%'";
+        observer.run(sql).await?.number()
+    };
+    try_until_async("all run", active, |count| *count == cases.len() as i64).await?;
+    let mut config = cluster.client_config();
+    let client = Session::connect("client", config.dbname("store")).await?;
+    client.run("SELECT count(*) FROM goods").await?;
+    for (statement, goes_on, ends, _session) in running {
+        let ended = tokio::time::timeout(Duration::from_secs(30), ends).await.context(statement)??;
+        assert_eq!(ended.is_ok(), goes_on, "{statement}: {ended:?}");
+    }
     Ok(())
 }
