@@ -68,6 +68,9 @@ pub struct RouterSettings {
     /// A client whose host has said nothing for this long is asked by TCP whether it is there, and is gone when nothing
     /// comes for as long again, in seconds (32767 at the most); 0: it is never asked.
     pub client_keepalive_s: u32,
+    /// A client that takes nothing of its answer for this long, or stops for this long in the middle of a message for
+    /// which a server waits, is cut off, in seconds; 0: never.
+    pub client_stall_s: u64,
     /// A client that says nothing for this long outside a transaction is ended with 57P05, in seconds; 0: never.
     pub client_idle_s: u64,
     /// A client that says nothing for this long inside a transaction is ended with 25P03, in seconds; 0: never.
@@ -101,6 +104,7 @@ impl Default for RouterSettings {
             message_bytes_max: 1 << 30,
             authentication_timeout_s: 60,
             client_keepalive_s: 60,
+            client_stall_s: 60,
             client_idle_s: 0,
             idle_in_transaction_s: 0,
             database_idle_s: 600,

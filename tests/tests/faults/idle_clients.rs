@@ -1,10 +1,12 @@
 //! Clients that say nothing: asked by TCP whether they are there, and ended where there is a limit.
 
+use std::time::Duration;
+
 use anyhow::Context;
 use onecopy_tests::cluster::TestCluster;
 
-use crate::harness::{run, start, start_usual, try_until};
-use crate::wire::{Wire, query, run_extended};
+use crate::harness::{leader, run, start, start_usual, try_until};
+use crate::wire::{Wire, message, query, run_extended};
 
 /// The number of the kernel's timer for a connection on which nothing waits to be acknowledged: keepalive's. Source:
 /// proc_net_tcp.rst, `tr`.
@@ -73,6 +75,47 @@ async fn f64_a_client_that_is_idle_for_too_long_is_ended_and_one_that_works_is_n
     busy.send(&[query("BEGIN"), query("SELECT pg_sleep(3)"), query("COMMIT")].concat()).await?;
     for done in ["BEGIN", "SELECT 1", "COMMIT"] {
         assert_eq!(busy.answer().await?.commands(), [done], "it waits for an answer");
+    }
+    Ok(())
+}
+
+/// A client that takes nothing of its answer, or stops in the middle of a message, for `client_stall_s` is cut off; one
+/// server waits for ever, and so does a router that is told to.
+///
+/// Spec: A2
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_stalls_is_cut_off_or_waited_for() -> anyhow::Result<()> {
+    for stall_s in [1, 0] {
+        let cluster = start(0, |settings| settings.client_stall_s = stall_s).await?;
+        let observer = leader(&cluster).await?;
+        let at_work = async || {
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' \
+                AND wait_event IN ('ClientRead', 'ClientWrite') AND state = 'active'";
+            observer.run(sql).await?.number()
+        };
+        let mut takes_nothing = Wire::connect(&cluster).await?;
+        takes_nothing.send(&query("SELECT repeat('x', 1000000) FROM generate_series(1, 200)")).await?;
+        let mut stops = Wire::connect(&cluster).await?;
+        stops.send(&query("COPY numbers FROM STDIN")).await?;
+        stops.next().await?;
+        // A part of a message of 1 MB.
+        let row = message(b'd', &[b'x'; 1_000_000]);
+        stops.send(&row[..500_000]).await?;
+        if stall_s > 0 {
+            stops.until_closed().await?;
+            try_until("no back end works for them", || async { Ok(at_work().await? == 0) }).await?;
+            let taken = takes_nothing.until_closed().await?.rows().len();
+            assert!(taken < 200, "it got all of its answer");
+            continue;
+        }
+        try_until("both stall", || async { Ok(at_work().await? == 2) }).await?;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert_eq!(at_work().await?, 2, "they are waited for");
+        let answer = takes_nothing.answer().await?;
+        assert_eq!(answer.rows().len(), 200);
+        stops.send(&row[500_000..]).await?;
+        stops.send(&message(b'f', b"enough\0")).await?;
+        assert_eq!(stops.answer().await?.code(), "57014");
     }
     Ok(())
 }

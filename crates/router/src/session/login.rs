@@ -19,7 +19,7 @@ use super::request::put_own;
 use super::role::{DatabaseAccess, look_up_admission, may_look};
 use super::startup::{StartupOptions, negotiate};
 use super::unit::switch;
-use super::{Characteristics, IdleLimits, Session};
+use super::{Characteristics, IdleLimits, Session, limit};
 use crate::authentication::{AuthenticationError, MECHANISM, ScramServer, ScramVerifier};
 use crate::backend::{Backend, Credentials};
 use crate::config::Freshness;
@@ -83,6 +83,7 @@ pub async fn serve(router: Arc<RouterState>, socket: Socket) {
             let mut session = session.into_session(client, presence.clone());
             session.client.message_bytes_max = settings.message_bytes_max;
             session.client.in_parts = FROM_CLIENT_IN_PARTS;
+            session.client.stall_max = limit(settings.client_stall_s);
             let running = session.cancel.clone();
             match presence.while_there(&running, session.run()).await {
                 Some(end) => tracing::debug!(session = number, %end, "session ended"),

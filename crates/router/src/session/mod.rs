@@ -131,12 +131,16 @@ struct IdleLimits {
 
 impl IdleLimits {
     fn of(settings: &RouterSettings) -> IdleLimits {
-        let limit = |seconds: u64| (seconds > 0).then(|| Duration::from_secs(seconds));
         IdleLimits {
             outside_transaction: limit(settings.client_idle_s),
             in_transaction: limit(settings.idle_in_transaction_s),
         }
     }
+}
+
+/// A setting in seconds, of which 0 is none.
+fn limit(seconds: u64) -> Option<Duration> {
+    (seconds > 0).then(|| Duration::from_secs(seconds))
 }
 
 /// What transactions are unless they say otherwise.

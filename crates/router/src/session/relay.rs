@@ -33,10 +33,6 @@ pub const HELD_IN_BARRIER_BYTES_MAX: usize = 16 << 20;
 /// full the other is not read, and is held up as it would be by one server.
 const STREAM_BYTES_MAX: usize = 256 * 1024;
 
-/// A client that takes nothing for this long, or says nothing in the middle of a message for which a server waits, is
-/// given up.
-pub const CLIENT_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Whether answers may go out before the statement has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hold {
@@ -392,9 +388,9 @@ impl<'a> Relay<'a> {
     /// something to say.
     async fn flow(&mut self, listens: bool) -> Result<(), RelayError> {
         let server = self.backend.server.clone();
-        let deadline = tokio::time::Instant::now() + CLIENT_TIMEOUT;
         let (client, channel) = (&mut *self.client, &mut self.backend.channel);
         let unwritten = client.unwritten();
+        let stalled = stall(client.stall_max);
         // The server has had all that there is, and waits with what it holds.
         let speaks_in_part = listens && client.rest() > 0 && channel.unwritten() == 0;
         let moved = std::future::poll_fn(|context| {
@@ -413,9 +409,9 @@ impl<'a> Relay<'a> {
             biased;
             error = given_up(&server) => Err(error),
             moved = moved => moved,
-            () = tokio::time::sleep_until(deadline), if unwritten > 0 => Err(RelayError::Client(does_not_read())),
-            () = tokio::time::sleep_until(deadline), if speaks_in_part => {
-                Err(RelayError::Client(speaks_in_part_only()))
+            () = stalled, if unwritten > 0 || speaks_in_part => {
+                let reason = if unwritten > 0 { does_not_read() } else { speaks_in_part_only() };
+                Err(RelayError::Client(reason))
             }
         }
     }
@@ -429,12 +425,22 @@ pub fn outdated() -> SqlError {
 /// Writes the client's output; a client that takes nothing is given up.
 pub async fn flush(client: &mut Channel) -> Result<(), ChannelError> {
     while client.unwritten() > 0 {
-        match tokio::time::timeout(CLIENT_TIMEOUT, client.flush_some()).await {
-            Ok(result) => result?,
-            Err(_) => return Err(does_not_read()),
+        let stalled = stall(client.stall_max);
+        tokio::select! {
+            biased;
+            written = client.flush_some() => written?,
+            () = stalled => return Err(does_not_read()),
         }
     }
     Ok(())
+}
+
+/// A client's stall that is too long; none ever is without a limit.
+async fn stall(limit: Option<Duration>) {
+    match limit {
+        Some(limit) => tokio::time::sleep(limit).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Writes what the client takes at once.

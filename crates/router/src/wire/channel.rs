@@ -7,6 +7,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -25,6 +26,9 @@ const SHARED_BYTES_MIN: usize = 64 * 1024;
 
 /// What there is at least of a message that comes in parts, in bytes: all that the router looks at.
 const FIRST_PART_BYTES_MIN: usize = 64 * 1024;
+
+/// How long a client that is not logged in may take nothing.
+const STALL_MAX_BEFORE_LOGIN: Duration = Duration::from_secs(60);
 
 /// Types of messages that need not be held whole, and from which length on, in bytes, they come in parts.
 pub type InParts = &'static [(u8, usize)];
@@ -81,6 +85,9 @@ pub struct Channel {
     pub message_bytes_max: usize,
     /// What need not be whole.
     pub in_parts: InParts,
+    /// For how long a client may take nothing of what is written to it, or stop in the middle of a message that a
+    /// server waits for; none: for ever.
+    pub stall_max: Option<Duration>,
     /// Bytes of the last frame's message that were not taken yet.
     rest: usize,
     taken: Arc<AtomicU64>,
@@ -99,6 +106,7 @@ impl Channel {
             output_was_long: false,
             message_bytes_max,
             in_parts: &[],
+            stall_max: Some(STALL_MAX_BEFORE_LOGIN),
             rest: 0,
             taken: Arc::default(),
             tally: Tally::default(),
