@@ -113,6 +113,7 @@ need pgbouncer command -v pgbouncer
 need etcd-server command -v etcd
 # Clones: a file system that shares blocks, networks of their own, and a second major version.
 need xfsprogs command -v mkfs.xfs
+need btrfs-progs command -v mkfs.btrfs
 need iproute2 command -v tc
 need patchelf command -v patchelf
 need npm command -v npm

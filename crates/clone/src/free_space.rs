@@ -3,11 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use onecopy_postgres::Directory;
-use rustix::fs::{StatVfs, fstat, fstatvfs, statvfs};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatVfs, StatxFlags, fstat, fstatvfs, openat, statvfs, statx};
 
 use crate::CloneError;
 use crate::image::{FileNumber, Image, ImageFile};
@@ -22,7 +22,29 @@ const LOG_DIRECTORY: &str = "pg_wal";
 /// The file systems on which a source works: of its data directory, its log, its tablespaces.
 #[derive(Debug, Clone, Default)]
 pub struct SourceDisks {
-    devices: HashSet<u64>,
+    file_systems: HashSet<FileSystem>,
+    /// Whether what has such a device number (`st_dev`) lies on one of them, as found before.
+    devices: Arc<Mutex<HashMap<u64, bool>>>,
+}
+
+/// A file system as a whole, by the device of its mounts: a subvolume of btrfs has a device number of its own, and
+/// takes its room from the same disk.
+type FileSystem = String;
+
+/// The file system on which something lies that is open.
+fn file_system(descriptor: impl AsFd) -> io::Result<FileSystem> {
+    let found = statx(descriptor, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
+    // A mount's name is anybody's, and any bytes.
+    let mounts = std::fs::read("/proc/self/mountinfo")?;
+    let mounts = String::from_utf8_lossy(&mounts);
+    let own = || format!("{}:{}", found.stx_dev_major, found.stx_dev_minor);
+    Ok(device_of_mount(&mounts, found.stx_mnt_id).map_or_else(own, str::to_owned))
+}
+
+/// Source of the format: proc_pid_mountinfo(5).
+fn device_of_mount(mounts: &str, mount: u64) -> Option<&str> {
+    let mut lines = mounts.lines().map(|line| line.split(' '));
+    lines.find_map(|mut words| (words.next()?.parse() == Ok(mount)).then(|| words.nth(1))?)
 }
 
 /// What a clone has yet to write, and where.
@@ -58,7 +80,7 @@ impl SourceDisks {
     pub fn of(data_directory: &Path) -> Result<SourceDisks, CloneError> {
         let look = || {
             let directory = Directory::open(data_directory)?;
-            let mut devices = HashSet::from([fstat(&directory)?.st_dev]);
+            let mut file_systems = HashSet::from([file_system(&directory)?]);
             let tablespaces = match directory.open_directory(Path::new(TABLESPACES_DIRECTORY)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
                 found => found?.names()?,
@@ -67,17 +89,27 @@ impl SourceDisks {
             for place in places.chain([PathBuf::from(LOG_DIRECTORY)]) {
                 // One that was dropped just now, or nothing of PostgreSQL's.
                 if let Ok(place) = directory.open_directory(&place) {
-                    devices.insert(fstat(&place)?.st_dev);
+                    file_systems.insert(file_system(&place)?);
                 }
             }
-            Ok(SourceDisks { devices })
+            Ok(SourceDisks { file_systems, devices: Arc::default() })
         };
         look().map_err(CloneError::file("look for the file systems of", data_directory))
     }
 
-    /// Whether a file or directory lies on one of them.
-    pub(crate) fn have(&self, device: u64) -> bool {
-        self.devices.contains(&device)
+    /// Whether a file lies on one of them.
+    pub(crate) fn have(&self, file: impl AsFd) -> io::Result<bool> {
+        if self.file_systems.is_empty() {
+            return Ok(false);
+        }
+        let device = fstat(&file)?.st_dev;
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = devices.get(&device) {
+            return Ok(*known);
+        }
+        let is_theirs = self.file_systems.contains(&file_system(&file)?);
+        devices.insert(device, is_theirs);
+        Ok(is_theirs)
     }
 
     /// Whether clones that are wanted find room beside the source when they are whole, and so are the others that were
@@ -86,11 +118,11 @@ impl SourceDisks {
     /// # Errors
     /// [`CloneError::CannotClone`] with what is needed and what there is; [`CloneError::File`].
     pub fn check(&self, wanted: &[Unwritten], promised: &[Unwritten]) -> Result<(), CloneError> {
-        let mut needed: HashMap<u64, (PathBuf, u64)> = HashMap::new();
+        let mut needed: HashMap<FileSystem, (PathBuf, u64)> = HashMap::new();
         for (place, bytes) in wanted.iter().flat_map(|clone| &clone.places) {
-            let (above, device) = existing(place)?;
-            if self.have(device) {
-                needed.entry(device).or_insert((above, 0)).1 += bytes;
+            let (above, file_system) = existing(place)?;
+            if self.file_systems.contains(&file_system) {
+                needed.entry(file_system).or_insert((above, 0)).1 += bytes;
             }
         }
         for (place, bytes) in promised.iter().flat_map(|clone| &clone.places) {
@@ -128,19 +160,74 @@ fn free_bytes(space: &StatVfs) -> u64 {
     space.f_bavail.saturating_sub(space.f_blocks / FREE_PART_MIN) * space.f_frsize
 }
 
-/// The nearest directory above that exists, and its device.
-fn existing(place: &Path) -> Result<(PathBuf, u64), CloneError> {
-    let found = place.ancestors().find_map(|above| Some((above.to_owned(), std::fs::metadata(above).ok()?.dev())));
-    found.ok_or_else(|| CloneError::file("look for a directory above", place)(io::ErrorKind::NotFound.into()))
+/// The nearest directory above that exists, and its file system.
+fn existing(place: &Path) -> Result<(PathBuf, FileSystem), CloneError> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let found = place.ancestors().find_map(|above| Some((above, openat(CWD, above, flags, Mode::empty()).ok()?)));
+    let failed = CloneError::file("look for a directory above", place);
+    let Some((above, directory)) = found else { return Err(failed(io::ErrorKind::NotFound.into())) };
+    Ok((above.to_owned(), file_system(directory).map_err(failed)?))
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
+    use onecopy_testing::{FileSystem as Kind, MountedDisk};
+
     use super::*;
     use crate::image::{FileIdentity, ImageFile};
     use crate::network::server::tests::SourceHost;
+
+    /// One of one file.
+    fn image(path: &str, size_bytes: u64) -> Image {
+        let identity = FileIdentity { device: 1, inode: 1, born_nanoseconds: 0 };
+        Image { files: vec![ImageFile { path: path.into(), size_bytes, mode: 0o600, identity }], ..Image::default() }
+    }
+
+    #[test]
+    fn a_mount_has_the_device_of_its_file_system() {
+        let mounts =
+            "21 1 8:1 / / rw shared:1 - ext4 /dev/vda rw\n212 21 0:43 /sub /a\\040b rw - btrfs /dev/loop0 rw\n2";
+        for (mount, expected) in [(21, Some("8:1")), (212, Some("0:43")), (2, None), (1, None)] {
+            assert_eq!(device_of_mount(mounts, mount), expected);
+        }
+    }
+
+    /// A clone in another subvolume takes its room from the same disk.
+    ///
+    /// Spec: L2
+    #[test]
+    fn k30_a_subvolume_is_on_the_disk_of_the_others() {
+        const NAME: &str = "k30_a_subvolume_is_on_the_disk_of_the_others";
+        if !rustix::process::geteuid().is_root() {
+            return onecopy_testing::skip(NAME, "only root mounts a file system");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let disk = MountedDisk::new(Kind::Btrfs, directory.path(), "disk", 128 << 20).unwrap();
+        let [source, clones] = ["source", "clones"].map(|name| {
+            let place = disk.path().join(name);
+            let mut command = std::process::Command::new("btrfs");
+            let made = command.args(["--quiet", "subvolume", "create"]).arg(&place).status().unwrap();
+            assert!(made.success());
+            place
+        });
+        std::fs::create_dir(source.join("pg_wal")).unwrap();
+        let device = |place: &Path| rustix::fs::stat(place).unwrap().st_dev;
+        assert_ne!(device(&source), device(&clones), "a subvolume has a device number of its own");
+        let disks = SourceDisks::of(&source).unwrap();
+        let file = |place: &Path| std::fs::File::create(place.join("file")).unwrap();
+        for (place, expected) in [(&clones, true), (&source, true), (&directory.path().to_owned(), false)] {
+            for round in ["asked first", "as found before"] {
+                assert_eq!(disks.have(file(place)).unwrap(), expected, "{} {round}", place.display());
+            }
+        }
+        let plan = SourceHost::new(&[1], 1, directory.path(), Duration::from_secs(1)).plan();
+        let plan = Plan { target: clones.join("clone"), ..plan };
+        let wanted = Unwritten::all(&plan, &image("base/5/1", 1 << 30));
+        let refused = disks.check(&[wanted], &[]).expect_err("there is no room").to_string();
+        assert!(refused.contains("make room"), "{refused}");
+    }
 
     /// Spec: L2
     #[test]
@@ -150,13 +237,6 @@ mod tests {
         std::fs::create_dir_all(here.path().join("data/pg_wal")).unwrap();
         let disks = SourceDisks::of(&here.path().join("data")).unwrap();
         let free_bytes = free_bytes(&statvfs(here.path()).unwrap());
-        let image = |path: &str, size_bytes| {
-            let identity = FileIdentity { device: 1, inode: 1, born_nanoseconds: 0 };
-            Image {
-                files: vec![ImageFile { path: path.into(), size_bytes, mode: 0o600, identity }],
-                ..Image::default()
-            }
-        };
         let at = |target: &Path, tablespaces: &Path| Plan {
             target: target.join("not/there"),
             tablespaces: tablespaces.join("tablespaces"),

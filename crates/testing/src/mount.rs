@@ -21,6 +21,8 @@ pub enum FileSystem {
     Ext4,
     /// Shares blocks between files; at least 300 MB.
     Xfs,
+    /// Has subvolumes; at least 109 MiB.
+    Btrfs,
 }
 
 /// A mounted file system. It is unmounted when this is dropped; the processes that work there are killed first.
@@ -42,6 +44,7 @@ impl MountedDisk {
         let mut format = match kind {
             FileSystem::Ext4 => Command::new("mkfs.ext4"),
             FileSystem::Xfs => Command::new("mkfs.xfs"),
+            FileSystem::Btrfs => Command::new("mkfs.btrfs"),
         };
         run(format.arg("-q").arg(&image))?;
         run(Command::new("mount").args(["-o", "loop"]).args([&image, &place]))?;

@@ -9,7 +9,6 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::fstat;
 
 use super::bitmap::SharedBitmap;
 use super::counters::{Counters, FillProgress, Purpose};
@@ -419,7 +418,7 @@ impl Filling {
     }
 
     fn check_free(&self, file: FileNumber) -> std::io::Result<()> {
-        match self.source_disks.have(fstat(self.file(file))?.st_dev) {
+        match self.source_disks.have(self.file(file))? {
             true => check_free(self.file(file)),
             false => Ok(()),
         }
