@@ -124,6 +124,9 @@ class Server:
         run(*as_server_account(self.programs / "pg_ctl", "-D", self.data, "-w", "-l", log, "-o", options, "start"))
         return Target("server", port, self.password)
 
+    def said_of_memory(self):
+        return ""
+
     def stop(self):
         run(*as_server_account(self.programs / "pg_ctl", "-D", self.data, "-m", "immediate", "stop"))
 
@@ -141,6 +144,14 @@ class Cluster:
         run(self.program, "up", "--dir", self.place, "--replicas", "1", "--port", port, "--metrics-port", "0",
             "--pg-bindir", server_programs(), "--detach")
         return Target("router", port, (self.place / "secrets" / "superuser").read_text(encoding="utf-8").strip())
+
+    def said_of_memory(self):
+        """What the process with the router has in memory (VmRSS, proc_pid_status(5)), and the most that it had."""
+        process = json.loads(run(self.program, "status", "--dir", self.place, "--json"))["process_id"]
+        status = pathlib.Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+        now, most = (int(re.search(rf"^{name}:\s+(\d+) kB", status, re.MULTILINE)[1]) / 1024
+                     for name in ("VmRSS", "VmHWM"))
+        return f"; the router's memory: {now:.0f} MiB, at most {most:.0f} MiB"
 
     def stop(self):
         run(self.program, "down", "--dir", self.place)
@@ -408,13 +419,14 @@ def run_suite(name, short, place):
         target = server.start(free_port())
         try:
             outcomes, output = SUITES[name](target, short)
+            memory = server.said_of_memory()
         finally:
             server.stop()
         (WORK / f"{name}-{kind}.log").write_text(output, encoding="utf-8")
         counts = {word: sum(outcome == word for outcome in outcomes.values())
                   for word in ("passed", "failed", "skipped")}
         say(f"{name} {kind}: " + ", ".join(f"{count} {word}" for word, count in counts.items())
-            + f" in {time.monotonic() - started:.0f} s")
+            + f" in {time.monotonic() - started:.0f} s{memory}")
         results[kind] = outcomes
     if not any(outcome == "passed" for outcome in results["direct"].values()):
         raise Failure(f"{name}: no test passed directly: see {WORK}/{name}-direct.log")
