@@ -9,7 +9,6 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::{Arc, OnceLock};
 
-
 use super::bitmap::SharedBitmap;
 use super::counters::{Counters, FillProgress, Purpose};
 use super::in_flight::{Claim, InFlight};

@@ -117,6 +117,13 @@ impl Content {
         }
     }
 
+    /// Who reads waits no longer: the clone is given up.
+    pub fn let_readers_go(&self, reason: &str) {
+        if let Content::Remote(origin) = self {
+            origin.let_readers_go(reason);
+        }
+    }
+
     /// Nothing of it is needed any more, because the clone is whole or given up; may wait for a network.
     pub fn end(&self, whole: bool) {
         if let Content::Remote(origin) = self {

@@ -63,6 +63,7 @@ pub async fn discard(hydrator: Arc<Hydrator>, clone: Arc<CloneJob>, reason: Stri
     let progress = running.as_ref().map(|running| running.filling.progress()).unwrap_or_default();
     if let Some(running) = &running {
         running.filling.fail(&reason);
+        running.origin.let_readers_go(&reason);
         hydrator.unfollow(&running.filling);
     }
     let remains = Remains::of(&clone.plan, &hydrator.rendezvous);

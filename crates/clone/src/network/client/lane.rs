@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
@@ -34,6 +35,7 @@ struct Requests {
 #[derive(Debug)]
 struct Pending {
     request: ReadRequest,
+    asked_at: Instant,
     answer: Sender<Answer>,
 }
 
@@ -54,7 +56,7 @@ impl Lane {
         let id = requests.next_id;
         requests.next_id += 1;
         let request = ReadRequest { id, file, offset_bytes, length_bytes };
-        requests.pending.insert(id, Pending { request, answer });
+        requests.pending.insert(id, Pending { request, asked_at: Instant::now(), answer });
         requests.unsent.push_back(id);
         drop(requests);
         self.work.notify_one();
@@ -79,6 +81,11 @@ impl Lane {
         if let Some(pending) = self.lock().pending.remove(&id) {
             let _ = pending.answer.send(answer);
         }
+    }
+
+    /// For how long the oldest request has waited.
+    pub fn unanswered_for(&self) -> Duration {
+        self.lock().pending.first_key_value().map_or(Duration::ZERO, |(_, pending)| pending.asked_at.elapsed())
     }
 
     /// No more answers will come.

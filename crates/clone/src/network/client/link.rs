@@ -214,6 +214,12 @@ impl Link {
                 }
                 other => return Err(ProtocolError::Unexpected { got: other.name(), wanted: "content" }),
             }
+            let unanswered = lane.unanswered_for();
+            // It may have been away for a lease before.
+            if unanswered > self.lease * 2 {
+                self.lose(&format!("its host lives, and has not answered a read for {} s", unanswered.as_secs()));
+                return Ok(());
+            }
         }
     }
 

@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 pub use self::dial::{Dial, Dialling, HostDialler, Stream, connect};
 
@@ -34,7 +35,7 @@ use self::acknowledge::Acknowledger;
 use self::lane::{Answer, Lane};
 use self::link::{Course, GreetingError, Link, greet};
 use super::manifest::{self, Opening};
-use super::protocol::{Lane as Kind, Message, ReadFailure, SessionId, write_message};
+use super::protocol::{Lane as Kind, Message, ProtocolError, ReadFailure, SessionId, write_message};
 use super::{LEASE, UNRESPONSIVE_MAX};
 use crate::fill::SharedBitmap;
 use crate::image::{FileNumber, Image};
@@ -111,7 +112,10 @@ impl RemoteOrigin {
         let opened = runtime.block_on(async {
             let mut connected = greet(&*dialler, Kind::Demand, None).await?;
             let mut buffer = Vec::new();
-            write_message(&mut connected.stream, &Message::Open { plan }, &mut buffer).await?;
+            let open = Message::Open { plan };
+            let asked = write_message(&mut connected.stream, &open, &mut buffer);
+            let unresponsive = |_| ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
+            timeout(UNRESPONSIVE_MAX, asked).await.map_err(unresponsive)??;
             let opening = manifest::receive(&mut connected.stream).await?;
             Ok((connected, opening))
         });
@@ -194,6 +198,13 @@ impl RemoteOrigin {
     /// Why nothing more can be read.
     pub fn lost(&self) -> Option<&str> {
         self.link.lost.get().map(String::as_str)
+    }
+
+    /// Nobody waits for what is read any more: the clone is given up, maybe because the source's host answers nothing.
+    pub fn let_readers_go(&self, reason: &str) {
+        for lane in [&self.link.demand, &self.link.background] {
+            lane.close(reason);
+        }
     }
 
     /// The image is not needed any more, because the clone is `whole` or given up: the source is told. When it cannot

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::CHUNK_BYTES;
 use crate::fill::Layout;
+use crate::network::protocol::{VERSION, read_message};
 use crate::network::server::Ended;
 use crate::network::server::tests::{HOT, Numbers, SourceHost, Wire, WireDialler};
 
@@ -323,4 +324,89 @@ fn many_threads_share_the_two_connections() {
         }
     });
     assert_eq!(same.load(SeqCst), 6);
+}
+
+/// A host that says that it lives, and answers nothing.
+#[derive(Default)]
+struct MuteHost {
+    /// Reads that it was asked for.
+    reads: Arc<AtomicU64>,
+}
+
+impl Dial for MuteHost {
+    fn dial(&self) -> Dialling<'_> {
+        let reads = Arc::clone(&self.reads);
+        Box::pin(async move {
+            let (clone_end, source_end) = tokio::io::duplex(1 << 16);
+            tokio::spawn(async move {
+                let (mut reader, mut writer) = tokio::io::split(source_end);
+                let mut buffer = Vec::new();
+                let Ok(Message::Hello { session: Some(session), .. }) = read_message(&mut reader, &mut buffer).await
+                else {
+                    return;
+                };
+                let welcome = Message::Welcome { version: VERSION, session, lease_seconds: 1 };
+                let hears = async {
+                    while let Ok(message) = read_message(&mut reader, &mut buffer).await {
+                        reads.fetch_add(u64::from(matches!(message, Message::Read(_))), SeqCst);
+                    }
+                };
+                let mut buffer = Vec::new();
+                let lives = async {
+                    let _ = write_message(&mut writer, &welcome, &mut buffer).await;
+                    while write_message(&mut writer, &Message::KeepAlive, &mut buffer).await.is_ok() {
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
+                };
+                tokio::join!(hears, lives);
+            });
+            Ok(Box::new(clone_end) as Box<dyn Stream>)
+        })
+    }
+
+    fn peer(&self) -> String {
+        "mute".to_owned()
+    }
+}
+
+fn read_from_a_mute_host(lease: Duration) -> (RemoteOrigin, Arc<AtomicU64>) {
+    let (host, _directory) = host(&[8192 * 4], 37);
+    let mute = Arc::new(MuteHost::default());
+    let reads = Arc::clone(&mute.reads);
+    let link = Link::new(mute, SessionId::generate().unwrap(), lease, Arc::clone(host.image_store.image()));
+    (RemoteOrigin::start(link, runtime().unwrap(), None), reads)
+}
+
+/// Who reads from a host that lives and answers nothing is let go in the end.
+///
+/// Spec: C3
+#[test]
+fn a_host_that_answers_no_read_loses_its_clone() {
+    let lease = Duration::from_millis(200);
+    let (origin, reads) = read_from_a_mute_host(lease);
+    let begin = std::time::Instant::now();
+    let error = origin.read(FileNumber(0), 0, &mut [0; 8192]).unwrap_err();
+    assert!(matches!(&error, OriginError::Lost(reason) if reason.contains("has not answered a read")), "{error}");
+    assert!(begin.elapsed() > lease * 2 && reads.load(SeqCst) > 0, "{:?}", begin.elapsed());
+    let error = origin.read_unhurried(FileNumber(0), 0, &mut [0; 8192]).unwrap_err();
+    assert!(error.to_string().contains("has not answered a read"), "{error}");
+}
+
+/// A clone that is given up lets go who waits for such a host.
+///
+/// Spec: C3
+#[test]
+fn who_waits_for_a_host_that_answers_no_read_is_let_go_at_the_clones_end() {
+    let (origin, reads) = read_from_a_mute_host(LONG);
+    thread::scope(|scope| {
+        let demand = scope.spawn(|| origin.read(FileNumber(0), 0, &mut [0; 8192]));
+        let background = scope.spawn(|| origin.read_unhurried(FileNumber(0), 8192, &mut [0; 8192]));
+        until("both are asked for", || reads.load(SeqCst) >= 2);
+        assert!(!demand.is_finished() && !background.is_finished());
+        origin.let_readers_go("discarded by hand");
+        for waited in [demand, background] {
+            let error = waited.join().unwrap().unwrap_err();
+            assert!(error.to_string().contains("discarded by hand"), "{error}");
+        }
+    });
 }
