@@ -32,6 +32,9 @@ pub struct PreparedText {
     pub settings: Arc<Settings>,
     /// It is one client's alone: what its Parse has made of it is to be had nowhere else.
     pub private: bool,
+    /// Private for its result alone, which others may not have: it was parsed behind DDL of its client's, or takes the
+    /// place of one that the client knows. It may be prepared anywhere.
+    pub own_result: bool,
     /// The columns of its result, as a server has described them first; a hash of them.
     result: OnceLock<u64>,
     /// A server has described others since: who has prepared it has to do that again.
@@ -63,6 +66,11 @@ impl PreparedText {
             self.outdated.store(true, Relaxed);
         }
         is_known
+    }
+
+    /// Whether clients know no result of it, or the one that they know of `other`.
+    pub fn knows_no_more_than(&self, other: &PreparedText) -> bool {
+        self.result.get().is_none_or(|result| other.result.get() == Some(result))
     }
 
     /// Whether its result has become another since it was described.
@@ -98,10 +106,20 @@ pub fn on_their_own(bytes: Bytes) -> Bytes {
     if bytes.len() > COPIED_BYTES_MAX { bytes } else { Bytes::copy_from_slice(&bytes) }
 }
 
+/// Who has a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sharing {
+    Shared,
+    Private,
+    OwnResult,
+}
+
 /// The texts of one database. It keeps none of them: a text lives as long as a client, or a message, has it.
 #[derive(Debug)]
 pub struct PreparedTexts {
     last: u64,
+    /// Texts up to this number may be older than the newest change of the catalog.
+    forgotten: u64,
     hasher: RandomState,
     /// By a hash of text, types and settings. Of two with one hash only the newer is shared.
     known: HashMap<u64, Weak<PreparedText>>,
@@ -111,34 +129,98 @@ pub struct PreparedTexts {
 impl Default for PreparedTexts {
     fn default() -> PreparedTexts {
         let (hasher, known) = Default::default();
-        PreparedTexts { last: 0, hasher, known, forget_at: FORGET_AT_MIN }
+        PreparedTexts { last: 0, forgotten: 0, hasher, known, forget_at: FORGET_AT_MIN }
     }
 }
 
 impl PreparedTexts {
     /// The text that all share who parse it as the same role under the same settings.
     pub fn shared(&mut self, user: Arc<str>, sql: Bytes, types: Bytes, settings: Arc<Settings>) -> Arc<PreparedText> {
-        let hash = self.hasher.hash_one((&user, &sql, &types, &settings));
-        let known = self.known.get(&hash).and_then(Weak::upgrade);
-        if let Some(text) = known.filter(|text| !text.is_outdated() && text.is(&user, &sql, &types, &settings)) {
+        if let Some(text) = self.known(&user, &sql, &types, &settings) {
             return text;
         }
+        let hash = self.hash(&user, &sql, &types, &settings);
         if self.known.len() >= self.forget_at {
             self.known.retain(|_, text| text.strong_count() > 0);
             self.forget_at = FORGET_AT_MIN.max(2 * self.known.len());
         }
-        let text = self.text(user, sql, types, settings, false);
+        let text = self.text(user, sql, types, settings, Sharing::Shared);
         self.known.insert(hash, Arc::downgrade(&text));
         text
     }
 
+    fn hash(&self, user: &Arc<str>, sql: &Bytes, types: &Bytes, settings: &Arc<Settings>) -> u64 {
+        self.hasher.hash_one((user, sql, types, settings))
+    }
+
+    fn known(
+        &self,
+        user: &Arc<str>,
+        sql: &Bytes,
+        types: &Bytes,
+        settings: &Arc<Settings>,
+    ) -> Option<Arc<PreparedText>> {
+        let known = self.known.get(&self.hash(user, sql, types, settings)).and_then(Weak::upgrade);
+        known.filter(|text| !text.is_outdated() && text.is(user, sql, types, settings))
+    }
+
     /// A text that is shared with nobody.
     pub fn private(&mut self, user: Arc<str>, sql: Bytes, types: Bytes, settings: Arc<Settings>) -> Arc<PreparedText> {
-        self.text(user, sql, types, settings, true)
+        self.text(user, sql, types, settings, Sharing::Private)
+    }
+
+    /// A text that is parsed behind DDL which nobody else sees.
+    pub fn behind_ddl(
+        &mut self,
+        user: Arc<str>,
+        sql: Bytes,
+        types: Bytes,
+        settings: Arc<Settings>,
+    ) -> Arc<PreparedText> {
+        self.text(user, sql, types, settings, Sharing::OwnResult)
+    }
+
+    /// The same text under other settings of which nothing is left in it, with the result that its client knows: shared
+    /// where others know no other result of it.
+    pub fn under(&mut self, text: &Arc<PreparedText>, settings: &Arc<Settings>) -> Arc<PreparedText> {
+        let key = (text.user.clone(), text.sql.clone(), text.types.clone(), settings.clone());
+        let Some(own) = text.result.get() else { return self.shared(key.0, key.1, key.2, key.3) };
+        let is_everybodys = !text.private && !text.is_outdated() && text.number > self.forgotten;
+        let known = self.known(&key.0, &key.1, &key.2, &key.3);
+        match known.as_ref().map(|known| known.result.get()) {
+            Some(Some(others)) if own == others => known.unwrap_or_else(|| text.clone()),
+            None | Some(None) if is_everybodys => {
+                let shared = self.shared(key.0, key.1, key.2, key.3);
+                shared.result.get_or_init(|| *own);
+                shared
+            }
+            _ if text.own_result && text.settings == *settings => text.clone(),
+            _ => self.own_copy(text, settings.clone(), Sharing::OwnResult),
+        }
+    }
+
+    /// The same text behind DDL which nobody else sees.
+    pub fn copy_behind_ddl(&mut self, text: &PreparedText, settings: Arc<Settings>) -> Arc<PreparedText> {
+        self.own_copy(text, settings, Sharing::OwnResult)
+    }
+
+    /// The same text, to be had on one back end only.
+    pub fn private_copy(&mut self, text: &PreparedText) -> Arc<PreparedText> {
+        self.own_copy(text, text.settings.clone(), Sharing::Private)
+    }
+
+    /// Knows the result that the client does.
+    fn own_copy(&mut self, text: &PreparedText, settings: Arc<Settings>, sharing: Sharing) -> Arc<PreparedText> {
+        let copy = self.text(text.user.clone(), text.sql.clone(), text.types.clone(), settings, sharing);
+        if let Some(result) = text.result.get() {
+            copy.result.get_or_init(|| *result);
+        }
+        copy
     }
 
     /// From now on every text is a new one.
     pub fn forget(&mut self) {
+        self.forgotten = self.last;
         self.known.clear();
     }
 
@@ -148,12 +230,13 @@ impl PreparedTexts {
         sql: Bytes,
         types: Bytes,
         settings: Arc<Settings>,
-        private: bool,
+        sharing: Sharing,
     ) -> Arc<PreparedText> {
         self.last += 1;
+        let (private, own_result) = (sharing != Sharing::Shared, sharing == Sharing::OwnResult);
         let (sql, types) = (on_their_own(sql), on_their_own(types));
         let (result, outdated) = Default::default();
-        Arc::new(PreparedText { number: self.last, sql, types, user, settings, private, result, outdated })
+        Arc::new(PreparedText { number: self.last, sql, types, user, settings, private, own_result, result, outdated })
     }
 }
 
@@ -175,6 +258,38 @@ mod tests {
         assert_ne!(texts.private("shop".into(), "SELECT 1".into(), Bytes::new(), Arc::default()).number, first.number);
         texts.forget();
         assert_ne!(shared(&mut texts, "SELECT 1").number, first.number);
+    }
+
+    /// What one client knows of a result goes with it, and becomes everybody's only where nobody has changed anything.
+    #[test]
+    fn a_result_goes_with_its_client() {
+        let (mut texts, sql) = (PreparedTexts::default(), "SELECT * FROM a");
+        let [one, two] = [described(&[("z", 23, 0)]), described(&[("z", 23, 0), ("y", 23, 0)])];
+        let behind_ddl =
+            |texts: &mut PreparedTexts| texts.behind_ddl("shop".into(), sql.into(), Bytes::new(), Arc::default());
+        let settings = Arc::default();
+        let undescribed = behind_ddl(&mut texts);
+        let others = texts.under(&undescribed, &settings);
+        assert!(!others.private, "its client knows no result");
+        let own = behind_ddl(&mut texts);
+        own.note_result(&two);
+        assert!(Arc::ptr_eq(&texts.under(&own, &settings), &own) && !others.is_described(), "it may be taken back");
+        assert!(!own.knows_no_more_than(&others) && undescribed.knows_no_more_than(&others));
+        others.note_result(&one);
+        assert!(Arc::ptr_eq(&texts.under(&own, &settings), &own), "others know another");
+        let same = behind_ddl(&mut texts);
+        same.note_result(&one);
+        assert!(Arc::ptr_eq(&texts.under(&same, &settings), &others));
+        let mut other: Arc<Settings> = Arc::default();
+        assert!(other.set("extra_float_digits", "2".to_owned()));
+        let under_other = texts.under(&others, &other);
+        assert!(!under_other.private && under_other.is_described(), "nothing has changed");
+        texts.forget();
+        let mut third: Arc<Settings> = Arc::default();
+        assert!(third.set("extra_float_digits", "3".to_owned()));
+        let copy = texts.under(&others, &third);
+        assert!(copy.private && copy.own_result, "something may have changed");
+        assert!(!copy.has_result(&two) && copy.is_outdated() && !others.is_outdated(), "it is compared");
     }
 
     fn described(columns: &[(&str, u32, u16)]) -> Frame {

@@ -34,7 +34,7 @@ fn told(answer: &Answer) -> Vec<String> {
 }
 
 /// Whatever comes of the messages is the same directly and through the router, and the tables are as before.
-async fn compare(cluster: &TestCluster, messages: &[&[u8]]) -> anyhow::Result<Vec<String>> {
+pub(super) async fn compare(cluster: &TestCluster, messages: &[&[u8]]) -> anyhow::Result<Vec<String>> {
     let (mut direct, mut expected) = (direct(cluster).await?, Vec::new());
     for message in messages {
         expected.push(told(&direct.ask(message).await?));

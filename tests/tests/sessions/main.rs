@@ -18,6 +18,7 @@ mod forgotten_reads;
 mod functions;
 mod isolation_level;
 mod log_in;
+mod parsed_behind_ddl;
 mod pools;
 mod read_only_default;
 mod shared_statements;

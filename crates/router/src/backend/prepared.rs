@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use crate::prepared_text::PreparedText;
 
 /// Statements kept prepared on one back end; the one unused longest is closed for a new one. A client's private ones
-/// stay as long as the client has them, which has a bound of its own.
+/// that are to be had nowhere else stay as long as the client has them, which has a bound of its own.
 pub const PREPARED_STATEMENTS_MAX: usize = 256;
 
 /// Statements by the router's number for them.
@@ -39,7 +39,7 @@ impl PreparedStatements {
 
     /// Notes that `text` is prepared now; gives the statement to close for it.
     pub fn insert(&mut self, text: &Arc<PreparedText>) -> Option<u64> {
-        if text.private {
+        if text.private && !text.own_result {
             self.private.insert(text.number, Arc::downgrade(text));
         }
         self.insert_number(text.number)

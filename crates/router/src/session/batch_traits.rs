@@ -20,6 +20,8 @@ pub struct BatchTraits {
     pub opaque: bool,
     /// Commits by itself; cannot be wrapped.
     pub commits_itself: bool,
+    /// Names may mean something else behind it, to who runs it.
+    pub defines: bool,
     /// DDL or TRUNCATE.
     pub ddl: Option<Ddl>,
     /// The text of a SET or the like.
@@ -54,10 +56,9 @@ impl BatchTraits {
 
     /// The work of one statement with this text; `sql` is the same as it is sent.
     pub fn of(statement: &Statement, text: &str, sql: &Bytes) -> BatchTraits {
-        let Statement { pins, local_settings, acts_on_server, .. } = *statement;
-        let (statements, text_sent) = (1, Some(sql.clone()));
-        let mut traits =
-            BatchTraits { pins, local_settings, acts_on_server, statements, text: text_sent, ..BatchTraits::default() };
+        let Statement { pins, local_settings, defines, acts_on_server, .. } = *statement;
+        let mut traits = BatchTraits { pins, local_settings, defines, acts_on_server, ..BatchTraits::default() };
+        (traits.statements, traits.text) = (1, Some(sql.clone()));
         match &statement.action {
             Action::Read { own_transaction } => {
                 traits.reads_only = true;
@@ -116,6 +117,7 @@ impl BatchTraits {
         self.writes |= other.writes;
         self.opaque |= other.opaque;
         self.within_transaction |= other.within_transaction;
+        self.defines |= other.defines;
         self.lets_go |= other.lets_go || (other.takes_back && !first);
         self.takes_back |= other.takes_back;
         self.commits_itself |= other.commits_itself;

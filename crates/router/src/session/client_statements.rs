@@ -67,7 +67,7 @@ mod tests {
     fn statement(bytes: usize) -> ClientStatement {
         let text =
             PreparedTexts::default().private("shop".into(), vec![b'x'; bytes].into(), Bytes::new(), Arc::default());
-        ClientStatement { text, statement: None, named: true, kept: Kept::Not, classified_at: 0 }
+        ClientStatement { text, statement: None, named: true, kept: Kept::Not, before_ddl: None, classified_at: 0 }
     }
 
     #[test]

@@ -273,8 +273,8 @@ impl Session {
                 Kept::Not,
             ),
         };
-        // What is the client's alone has a name of its own on the server, whatever the client calls it.
-        let named = named || prepared.private;
+        // What is to be had on one back end only has a name of its own there, whatever the client calls it.
+        let named = named || prepared.private && !prepared.own_result;
         if own {
             piece.request.items.push(Item::Answer(Bytes::from_static(PARSE_COMPLETE)));
         } else {
@@ -282,7 +282,8 @@ impl Session {
             piece.parses.push(name.clone());
             self.mark_place(statement.as_ref(), piece);
         }
-        self.statements.insert(name, ClientStatement { text: prepared, statement, named, kept, classified_at });
+        let statement = ClientStatement { text: prepared, statement, named, kept, before_ddl: None, classified_at };
+        self.statements.insert(name, statement);
         Next::Go
     }
 

@@ -21,7 +21,7 @@ use super::unit::Unfit;
 use super::{ClientStatement, Kept, Session};
 use crate::backend::Backend;
 use crate::prepared_text::PreparedText;
-use crate::settings::{Reach, Settings, has_constants};
+use crate::settings::{Reach, has_constants};
 use crate::sql::Statement;
 use crate::wire::{Parse, SqlError, sqlstate};
 
@@ -41,19 +41,31 @@ impl Session {
                 Reach::Constants => has_constants(&parse.sql),
                 Reach::Names => true,
             };
-        if !keeps && !self.has_own_settings(before) && local == Reach::Nothing {
-            return (
-                self.database.prepared_texts().shared(self.user.clone(), parse.sql, parse.types, settings),
-                Kept::Not,
-            );
+        let has_own = self.has_own_settings(before);
+        // Behind an error the server refuses it, which it must be asked for.
+        let has_failed = self.transaction.as_ref().is_some_and(|transaction| transaction.failed);
+        let behind_ddl = has_failed || self.is_behind_ddl(before);
+        let mut texts = self.database.prepared_texts();
+        let (user, Parse { sql, types, .. }) = (self.user.clone(), parse);
+        if !keeps && !has_own && behind_ddl {
+            return (texts.behind_ddl(user, sql, types, settings), Kept::Not);
         }
-        let text = self.database.prepared_texts().private(self.user.clone(), parse.sql, parse.types, settings);
+        if !keeps && !has_own && local == Reach::Nothing {
+            return (texts.shared(user, sql, types, settings), Kept::Not);
+        }
+        let text = texts.private(user, sql, types, settings);
+        drop(texts);
         if !keeps {
             return (text, Kept::Not);
         }
         self.keep(&text);
         let at_epoch = self.transaction.as_ref().is_some_and(Transaction::reads_an_epoch);
         (text, if at_epoch { Kept::InstantOfEpoch } else { Kept::Instant })
+    }
+
+    /// Whether what is parsed now may mean something else to others: behind DDL that is not committed.
+    fn is_behind_ddl(&self, before: &BatchTraits) -> bool {
+        before.defines || self.transaction.as_ref().is_some_and(|transaction| transaction.behind_ddl)
     }
 
     /// How far settings reach that only the open transaction has, with what is to run in it before.
@@ -90,47 +102,89 @@ impl Session {
         if statement.is_routers_own() {
             return Ok(());
         }
+        let behind_ddl = self.is_behind_ddl(&piece.traits);
+        self.go_back_before_ddl(name, statement, behind_ddl);
         let local = self.local_settings(&piece.traits);
         let has_own = self.has_own_settings(&piece.traits);
         let now = self.settings_of_statements();
         let text = statement.text.clone();
-        if text.private {
+        if text.private && !text.own_result {
             if statement.kept != Kept::Not {
-                let parses = |item: &Item| matches!(item, Item::Parse { text: one, .. } if one.number == text.number);
-                if piece.request.items.iter().any(parses) {
+                if parses(piece, statement) {
                     return Ok(());
                 }
                 return self.find_kept(name, statement).await;
             }
-            if !has_own && local == Reach::Nothing {
-                self.share_anew(name, statement, now);
+            if has_own || local != Reach::Nothing {
+                return Ok(());
             }
-            return Ok(());
         }
         let difference =
             if Arc::ptr_eq(&text.settings, &now) { Reach::Nothing } else { text.settings.difference(&now) };
+        let is_as_it_was = difference == Reach::Nothing;
         let is_known = !has_own && local < Reach::Constants;
-        if is_known && difference == Reach::Nothing {
+        let is_left = difference == Reach::Names || difference == Reach::Constants && has_constants(&text.sql);
+        if is_known && !is_left {
+            let anew = if behind_ddl {
+                let mut is_there =
+                    || statement.before_ddl.is_some() || self.has_there(statement) || parses(piece, statement);
+                if is_as_it_was && is_there() {
+                    return Ok(());
+                }
+                // What is made of it there others must not find.
+                self.database.prepared_texts().copy_behind_ddl(&text, now)
+            } else if is_as_it_was && !text.private {
+                return Ok(());
+            } else {
+                self.database.prepared_texts().under(&text, &now)
+            };
+            if !Arc::ptr_eq(&anew, &text) {
+                statement.named |= anew.private && !anew.own_result;
+                statement.text = anew;
+                if behind_ddl {
+                    statement.before_ddl.get_or_insert(text);
+                }
+                self.statements.insert(name.clone(), statement.clone());
+            }
             return Ok(());
         }
-        if is_known && (difference == Reach::Plans || difference == Reach::Constants && !has_constants(&text.sql)) {
-            self.share_anew(name, statement, now);
+        if !is_known && is_as_it_was && (self.has_prepared(text.number) || parses(piece, statement)) {
             return Ok(());
         }
-        if !is_known && difference == Reach::Nothing && self.has_prepared(text.number) {
-            return Ok(());
-        }
-        let text = self.database.prepared_texts().private(
-            self.user.clone(),
-            text.sql.clone(),
-            text.types.clone(),
-            text.settings.clone(),
-        );
+        let text = self.database.prepared_texts().private_copy(&text);
         self.keep(&text);
         self.parse_as_then(&text).await?;
-        *statement = ClientStatement { text, named: true, kept: Kept::Settings, ..statement.clone() };
+        *statement = ClientStatement { text, named: true, kept: Kept::Settings, before_ddl: None, ..statement.clone() };
         self.statements.insert(name.clone(), statement.clone());
         Ok(())
+    }
+
+    /// What a statement was before the DDL of a transaction it is again behind that, unless its client has been told of
+    /// another result since; and for the next try when it had another one there: a savepoint may have taken that back.
+    fn go_back_before_ddl(&mut self, name: &Bytes, statement: &mut ClientStatement, behind_ddl: bool) {
+        let Some(before) = &statement.before_ddl else { return };
+        if !behind_ddl {
+            let before = before.clone();
+            statement.before_ddl = None;
+            if statement.text.knows_no_more_than(&before) {
+                statement.text = before;
+            }
+        } else if statement.text.is_outdated() {
+            let settings = statement.text.settings.clone();
+            statement.text = self.database.prepared_texts().copy_behind_ddl(before, settings);
+        } else {
+            return;
+        }
+        self.statements.insert(name.clone(), statement.clone());
+    }
+
+    /// Whether the back end of the transaction has a statement as the client has it, named or not; it shall not give
+    /// way now.
+    fn has_there(&mut self, statement: &ClientStatement) -> bool {
+        let backend = self.transaction.as_mut().and_then(|transaction| transaction.backend());
+        let Some(backend) = backend.or(self.own_backend.as_mut()) else { return false };
+        let number = statement.text.number;
+        backend.prepared.touch(number) || !statement.named && backend.prepared.unnamed == Some(number)
     }
 
     /// Makes sure, before anything of `request` runs on `backend` and commits by itself, that its statements have the
@@ -145,14 +199,6 @@ impl Session {
             }
         }
         Ok(())
-    }
-
-    /// Nothing of the settings of its Parse is left in the statement: it is shared under those of now.
-    fn share_anew(&mut self, name: &Bytes, statement: &mut ClientStatement, settings: Arc<Settings>) {
-        let text = &statement.text;
-        statement.text =
-            self.database.prepared_texts().shared(self.user.clone(), text.sql.clone(), text.types.clone(), settings);
-        self.statements.insert(name.clone(), statement.clone());
     }
 
     /// Makes sure that the session is on the back end that has this statement.
@@ -250,4 +296,12 @@ impl Session {
             }
         }
     }
+}
+
+/// Whether the piece parses a statement's text, under a name or not as the statement has it.
+fn parses(piece: &Piece, statement: &ClientStatement) -> bool {
+    let number = statement.text.number;
+    let parses =
+        |item: &Item| matches!(item, Item::Parse { text, named } if text.number == number && *named == statement.named);
+    piece.request.items.iter().any(parses)
 }

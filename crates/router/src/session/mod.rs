@@ -118,6 +118,8 @@ struct ClientStatement {
     named: bool,
     /// Why it must run where it was parsed.
     kept: Kept,
+    /// What it is again behind the transaction whose DDL it was parsed anew for.
+    before_ddl: Option<Arc<PreparedText>>,
     /// The catalog's version when it was classified.
     classified_at: u64,
 }

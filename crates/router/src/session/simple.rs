@@ -180,13 +180,18 @@ impl Session {
             self.fail(unread(&error));
             return Ok(());
         }
-        if self.is_barred(&Action::UNKNOWN) {
+        let has_started = self.transaction.as_ref().is_some_and(Transaction::has_started);
+        if !has_started && self.is_barred(&Action::UNKNOWN) {
             return Ok(());
         }
         let request = self.parses(sql);
         let start = self.client.output.len();
+        // In a failed transaction, too, what is wrong with its words comes first: its server knows.
         if self.run_unit(request, BatchTraits::default()).await? == Outcome::Done {
             self.client.output.truncate(start);
+            if self.is_barred(&Action::UNKNOWN) {
+                return Ok(());
+            }
             let reason = match error {
                 ParseError::Refused(reason) => reason,
                 error => error.to_string(),

@@ -37,6 +37,9 @@ pub(super) struct Transaction {
     pub savepoints: usize,
     /// How far settings reach that hold inside it only, as far as the router does not know them.
     pub local_settings: Reach,
+    /// It may have changed the schema: what is parsed in it is parsed by one that nobody else has, and that may be
+    /// taken back.
+    pub behind_ddl: bool,
     /// Its back end may have planned something under settings that end with it.
     pub stale_plans: bool,
     /// What it has run at its epoch, as long as that is SET and the like only.
@@ -97,6 +100,7 @@ impl Transaction {
             failed: false,
             savepoints: 0,
             local_settings: Reach::Nothing,
+            behind_ddl: false,
             stale_plans: false,
             settings_so_far: Some(Vec::new()),
             touched_settings: BTreeSet::new(),
@@ -276,6 +280,7 @@ impl Session {
         traits: &BatchTraits,
     ) -> Result<Result<(), Reported>, SessionEnd> {
         let savepoints = transaction.savepoints;
+        transaction.behind_ddl |= traits.defines;
         let Placement::OnLeader(leader) = &mut transaction.placement else { return Ok(Err(Reported::Here(aborted()))) };
         if leader.serializable.may_be_forgotten() {
             return Ok(Err(Reported::Here(too_many_transactions())));

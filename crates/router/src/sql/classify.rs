@@ -27,7 +27,8 @@ pub fn fixed(parsed: &ParsedStatement, has_event_triggers: bool) -> Option<State
     }
     let (range, names_instant) = (parsed.range.clone(), parsed.facts.instant);
     let (local_settings, acts_on_server) = (Reach::Nothing, *action == Action::Notify);
-    Some(Statement { action: action.clone(), range, pins: *pins, names_instant, local_settings, acts_on_server })
+    let (action, pins, defines) = (action.clone(), *pins, changes_names(parsed, action));
+    Some(Statement { action, range, pins, names_instant, local_settings, defines, acts_on_server })
 }
 
 /// Classifies one statement against a catalog.
@@ -85,7 +86,15 @@ pub fn resolve(parsed: &ParsedStatement, catalog: &Catalog) -> Statement {
         Kind::Fixed(action, _) => *action == Action::Notify,
         _ => classify().acts_on_server,
     };
-    Statement { action, range, pins, names_instant: parsed.facts.instant, local_settings, acts_on_server }
+    let defines = changes_names(parsed, &action);
+    let names_instant = parsed.facts.instant;
+    Statement { action, range, pins, names_instant, local_settings, defines, acts_on_server }
+}
+
+/// Whether names may mean something else behind it, to who runs it.
+fn changes_names(parsed: &ParsedStatement, action: &Action) -> bool {
+    let is_harmless = matches!(action, Action::Ddl(ddl) if ddl.harmless && !ddl.told_by_locks);
+    parsed.defines && !is_harmless || matches!(parsed.kind, Kind::Block(_))
 }
 
 /// Its event triggers may define and change anything beside it.
