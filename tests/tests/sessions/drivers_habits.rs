@@ -1,5 +1,7 @@
 //! What drivers do without asking: data after a COPY that has failed, and cancel requests that come too late.
 
+use std::time::{Duration, Instant};
+
 use onecopy_tests::cluster::TestCluster;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -204,5 +206,29 @@ async fn a_cancel_request_that_comes_late_hits_nobody_else() -> anyhow::Result<(
         }
     }
     assert_eq!(other.query("SELECT value FROM numbers WHERE id = 2").await?.text_rows(), ["120"]);
+    Ok(())
+}
+
+/// Rows that come slowly are not held back to the end of their statement: who reads row by row has them. What is
+/// asked at its end whether it was out of date is (COPY TO outside a transaction).
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_come_slowly_are_not_held_back() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let slow = "SELECT repeat('x', 9000) FROM generate_series(1, 3) UNION ALL SELECT pg_sleep(8)::text";
+    let copy = format!("COPY ({slow}) TO STDOUT");
+    for begin in ["SELECT 1", "BEGIN", "BEGIN READ ONLY"] {
+        for sql in [slow, &copy].into_iter().filter(|sql| !(begin == "SELECT 1" && sql.starts_with("COPY"))) {
+            let mut wire = Wire::connect(&cluster).await?;
+            wire.query(begin).await?;
+            let began = Instant::now();
+            wire.send(&query(sql)).await?;
+            let first = [wire.next().await?.tag, wire.next().await?.tag];
+            assert!([*b"TD", *b"Hd"].contains(&first), "{sql}: {first:?}");
+            let waited = began.elapsed();
+            assert!(waited < Duration::from_secs(6), "{begin}; {sql}: the first row came after {waited:?}");
+        }
+    }
     Ok(())
 }

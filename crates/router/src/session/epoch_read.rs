@@ -216,7 +216,8 @@ impl Session {
         request.encode_behind(&guard, &mut backend, &mut expected);
         backend.stale_plans |= has_own_settings;
         let start = self.client.output.len();
-        let Ended { result, went_out, final_error, .. } = self.relay(&mut backend, expected, Hold::Tentatively).await;
+        let hold = if traits.own_transaction { Hold::TentativelyToItsEnd } else { Hold::Tentatively };
+        let Ended { result, went_out, final_error, .. } = self.relay(&mut backend, expected, hold).await;
         self.statement_ended();
         let reusable = !std::mem::take(&mut self.may_be_cancelled_late);
         let relayed = match result {

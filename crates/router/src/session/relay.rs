@@ -8,6 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
+use tokio::time::Instant;
 
 use super::request::Expected;
 use crate::backend::{Backend, parameter_status};
@@ -26,8 +27,14 @@ use parts::FROM_SERVER_IN_PARTS;
 /// Bytes of an answer held back before the first of them go to the client.
 pub const HELD_BYTES_MAX: usize = 32 * 1024;
 
+/// And for so long, where more of the answer does not come; a server sends what fills 8 KiB.
+const HELD_FOR_MAX: Duration = Duration::from_secs(1);
+
 /// Bytes of an answer held back while its statement is in the commit barrier, where no client may be waited for.
 pub const HELD_IN_BARRIER_BYTES_MAX: usize = 16 << 20;
+
+/// How long a client may take nothing there, also one that is waited for everywhere else.
+const STALL_IN_BARRIER_MAX: Duration = Duration::from_secs(60);
 
 /// Bytes that COPY FROM STDIN, and what passes in parts, keep of either side for the other. While the one for a side is
 /// full the other is not read, and is held up as it would be by one server.
@@ -40,6 +47,8 @@ pub enum Hold {
     Briefly,
     /// As soon as there is much of them. It is likely that the statement runs again elsewhere: its notices wait, too.
     Tentatively,
+    /// The same, however long it takes: at its end it is asked whether it was out of date, unless it has gone out.
+    TentativelyToItsEnd,
     /// Only when there is very much of them: while the client is waited for, no gate can close. Notices at once.
     InCommitBarrier,
 }
@@ -69,6 +78,10 @@ pub struct Relay<'a> {
     /// Characters of the client's message before this statement, from where the positions in its errors count.
     pub behind: usize,
     notifications: BytesMut,
+    /// Rows, or what COPY copies out: what comes before them may be said again.
+    holds_rows: bool,
+    /// Since when they wait for more of the answer.
+    held_since: Option<Instant>,
     /// The client's output is written beside everything else: nobody waits for it.
     streams: bool,
     /// The client has been told of an error that the server does not know of: what this one answers up to `Sync` is not
@@ -105,6 +118,8 @@ impl<'a> Relay<'a> {
             is_followed: false,
             behind: 0,
             notifications: BytesMut::new(),
+            holds_rows: false,
+            held_since: None,
             streams: false,
             refused: false,
         }
@@ -161,6 +176,12 @@ impl<'a> Relay<'a> {
     /// Waits until the server has said something, or taken something of what it is sent.
     async fn wait(&mut self) -> Result<(), RelayError> {
         let server = self.backend.server.clone();
+        let is_held = self.may_go_out();
+        let go_out_at = is_held.then(|| *self.held_since.get_or_insert_with(Instant::now) + HELD_FOR_MAX);
+        if go_out_at.is_some_and(|at| Instant::now() >= at) {
+            return self.flush_client().await;
+        }
+        let held_too_long = tokio::time::sleep_until(go_out_at.unwrap_or_else(Instant::now));
         tokio::select! {
             biased;
             moved = self.backend.channel.exchange_some() => moved.map_err(|error| RelayError::Server(error.into())),
@@ -170,7 +191,18 @@ impl<'a> Relay<'a> {
                 Ok(())
             }
             error = given_up(&server) => Err(error),
+            // What comes slowly is not waited for to its end.
+            () = held_too_long, if is_held => Ok(()),
         }
+    }
+
+    /// Whether what is held of this answer may go out before its end.
+    fn may_go_out(&self) -> bool {
+        // Behind a simple statement's own answer nothing goes out before its transaction is known to have committed;
+        // and in the middle of a message nothing could be said any more.
+        let is_complete = self.answered && !self.extended;
+        let goes = self.holds_rows && !is_complete && !self.streams && !self.write_failed;
+        goes && matches!(self.hold, Hold::Briefly | Hold::Tentatively) && self.backend.channel.rest() == 0
     }
 
     async fn flush_server(&mut self) -> Result<(), RelayError> {
@@ -248,6 +280,7 @@ impl<'a> Relay<'a> {
         };
         if visible && !self.refused {
             self.answered |= matches!(frame.tag, b'C' | b's' | b'I');
+            self.holds_rows |= matches!(frame.tag, b'D' | b'd');
             self.give(&frame).await?;
             self.give_rest().await?;
         }
@@ -343,15 +376,15 @@ impl<'a> Relay<'a> {
     fn held_bytes_max(&self) -> usize {
         match self.hold {
             Hold::InCommitBarrier => HELD_IN_BARRIER_BYTES_MAX,
-            Hold::Briefly | Hold::Tentatively => HELD_BYTES_MAX,
+            Hold::Briefly | Hold::Tentatively | Hold::TentativelyToItsEnd => HELD_BYTES_MAX,
         }
     }
 
     /// A notice goes out before what is held back of its statement's answer, if there is nothing else there: what is
     /// left of an earlier one may be the end of a message. A client that takes none is waited for as for other answers.
     async fn give_notice(&mut self, frame: &Frame) -> Result<(), RelayError> {
-        let goes_first =
-            self.start == 0 && !self.went_out && !self.answered && self.hold != Hold::Tentatively && !self.write_failed;
+        let is_tentative = matches!(self.hold, Hold::Tentatively | Hold::TentativelyToItsEnd);
+        let goes_first = self.start == 0 && !self.went_out && !self.answered && !is_tentative && !self.write_failed;
         if goes_first && self.client.unwritten() + frame.bytes.len() <= self.held_bytes_max() {
             self.client.put_before(&frame.bytes);
             return Ok(());
@@ -379,9 +412,16 @@ impl<'a> Relay<'a> {
     }
 
     async fn flush_client(&mut self) -> Result<(), RelayError> {
-        self.went_out = true;
+        (self.went_out, self.holds_rows, self.held_since) = (true, false, None);
         self.start = 0;
-        flush(self.client).await.map_err(RelayError::Client)
+        let stall_max = match self.hold {
+            // No gate closes meanwhile.
+            Hold::InCommitBarrier => {
+                Some(self.client.stall_max.map_or(STALL_IN_BARRIER_MAX, |limit| limit.min(STALL_IN_BARRIER_MAX)))
+            }
+            _ => self.client.stall_max,
+        };
+        flush_within(self.client, stall_max).await.map_err(RelayError::Client)
     }
 
     /// Moves something in one direction or the other, whatever the rest of them waits for. `listens`: the client has
@@ -424,8 +464,13 @@ pub fn outdated() -> SqlError {
 
 /// Writes the client's output; a client that takes nothing is given up.
 pub async fn flush(client: &mut Channel) -> Result<(), ChannelError> {
+    let stall_max = client.stall_max;
+    flush_within(client, stall_max).await
+}
+
+async fn flush_within(client: &mut Channel, stall_max: Option<Duration>) -> Result<(), ChannelError> {
     while client.unwritten() > 0 {
-        let stalled = stall(client.stall_max);
+        let stalled = stall(stall_max);
         tokio::select! {
             biased;
             written = client.flush_some() => written?,
