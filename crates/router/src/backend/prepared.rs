@@ -69,6 +69,7 @@ impl PreparedStatements {
     /// Forgets one, for example because its preparation failed.
     pub fn remove(&mut self, number: u64) {
         self.used.remove(&number);
+        self.private.remove(&number);
     }
 
     /// Forgets all, after `DISCARD ALL` or `DEALLOCATE ALL`.
@@ -112,5 +113,14 @@ mod tests {
         assert_eq!(prepared.insert_number(10_000), Some(2));
         assert_eq!(prepared.insert_number(10_001), Some(3));
         assert!(prepared.touch(kept.number));
+    }
+
+    #[test]
+    fn what_could_not_be_prepared_leaves_nothing() {
+        let (mut prepared, mut texts) = (PreparedStatements::default(), PreparedTexts::default());
+        let refused = texts.private("shop".into(), Bytes::new(), Bytes::new(), Arc::default());
+        prepared.insert(&refused);
+        prepared.remove(refused.number);
+        assert!(prepared.used.is_empty() && prepared.private.is_empty());
     }
 }
