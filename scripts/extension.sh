@@ -101,6 +101,13 @@ if ((EUID != 0)) && command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
     as_root=(sudo -n)
 fi
 status=0
+# The clock of the wall may be set at any time: it fills what people read, and nothing waits or is computed by it.
+wall_clock='GetCurrentTimestamp|gettimeofday|TimestampDifference|CLOCK_REALTIME|[^a-z_]time *\('
+read_by_people='(\.|->)(at|started_at|postmaster_start_us) = (\(uint64\) )?GetCurrentTimestamp\(\);$'
+if [[ $mode == --check ]] && grep -En "$wall_clock" "$source"/src/*.c | grep -Ev "$read_by_people" >&2; then
+    echo "extension: that goes by the clock of the wall; use onecopy_now_us()" >&2
+    status=1
+fi
 declare -A built=()
 for config in "${configs[@]}"; do
     version=$("$config" --version)
