@@ -1,7 +1,7 @@
 //! Prepared statements and portals, named and unnamed, whatever the router does between a client's messages.
 
 use crate::harness::{start, start_usual};
-use crate::wire::{ANSWER_TIMEOUT, Wire, bind, describe, execute, flush, parse, query, sync};
+use crate::wire::{ANSWER_TIMEOUT, Wire, bind, describe, execute, expect, flush, parse, query, run_extended, sync};
 
 /// More than the router keeps prepared on one back end.
 const STATEMENTS: usize = 300;
@@ -169,6 +169,27 @@ async fn a_long_pipeline_with_large_answers_does_not_stand_still() -> anyhow::Re
         }
         assert_eq!((rows, commands), (PIPELINED, PIPELINED), "{begin}");
         assert_eq!(wire.ask(&query("COMMIT; DEALLOCATE ALL")).await?.code(), "00000");
+    }
+    Ok(())
+}
+
+/// An unnamed statement is parsed once, and leaves nothing on its back end.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unnamed_statement_is_parsed_once() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    for begin in ["BEGIN", "BEGIN READ ONLY"] {
+        wire.query(begin).await?;
+        for text in ["SELECT 41 AS unnamed", "SELECT id AS unnamed FROM numbers"] {
+            assert_eq!(wire.ask(&[run_extended(text, &[]), sync()].concat()).await?.code(), "00000", "{begin}: {text}");
+            let alone = [bind("", "", &[]), execute("", 0), sync()].concat();
+            assert_eq!(wire.ask(&alone).await?.code(), "00000", "{begin}: {text}, bound again");
+        }
+        let left = "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%AS unnamed%'";
+        expect(&mut wire, left, &["0"]).await?;
+        wire.query("ROLLBACK").await?;
     }
     Ok(())
 }

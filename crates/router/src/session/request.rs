@@ -278,10 +278,11 @@ pub fn put_own(backend: &mut Backend, sql: &str, heard: bool, expected: &mut Vec
 /// Makes sure that the statement is prepared there; gives the server's name for it.
 fn ensure(backend: &mut Backend, text: &Arc<PreparedText>, named: bool, expected: &mut VecDeque<Expected>) -> String {
     // One that is there by its name is compared by the server itself.
-    if named || backend.prepared.has(text.number) {
-        if !backend.prepared.touch(text.number) {
-            put_named(backend, text, false, expected);
-        }
+    if backend.prepared.touch(text.number) {
+        PreparedStatements::name(text.number)
+    } else if named || !text.private && backend.prepared.unnamed != Some(text.number) {
+        // One that is bound without its Parse may be so again and again, on one back end and on another.
+        put_named(backend, text, false, expected);
         PreparedStatements::name(text.number)
     } else {
         if backend.prepared.unnamed != Some(text.number) {
