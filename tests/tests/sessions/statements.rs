@@ -193,3 +193,30 @@ async fn an_unnamed_statement_is_parsed_once() -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+/// What gave way in a batch that fails is there still, also when the batch would have parsed it again.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_gave_way_in_a_batch_that_fails_is_there_still() -> anyhow::Result<()> {
+    let cluster = start_usual(0).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    let run = |name: &str| [bind("", name, &[]), execute("", 0)].concat();
+    wire.query("BEGIN").await?;
+    // As many as one back end keeps, of which the first is used last.
+    let mut all = parse("fails", "SELECT 1 / (id - id) FROM numbers");
+    for number in 1..256 {
+        all.extend(parse(&format!("s{number}"), &format!("SELECT id + {number} FROM numbers")));
+    }
+    assert_eq!(wire.ask(&[all, sync()].concat()).await?.code(), "00000");
+    let new = parse("new", "SELECT id AS another FROM numbers");
+    let batch = [run("fails"), new, run("new"), run("s1"), sync()].concat();
+    assert_eq!(wire.ask(&batch).await?.code(), "22012");
+    for end in ["ROLLBACK", "BEGIN"] {
+        assert_eq!(wire.query(end).await?.code(), "00000");
+    }
+    for name in ["s1", "s2", "s255", "s1"] {
+        assert_eq!(wire.ask(&[run(name), sync()].concat()).await?.code(), "00000", "{name}");
+    }
+    Ok(())
+}

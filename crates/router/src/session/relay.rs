@@ -3,7 +3,7 @@
 //! Answers are held back up to [`HELD_BYTES_MAX`], so that most statements can be run again elsewhere without the
 //! client having seen anything of the first try. Notices are not: they tell how far a statement is, and may come again.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -341,13 +341,18 @@ impl<'a> Relay<'a> {
 
     /// After an error in the extended protocol the server skips everything up to `Sync`.
     fn skip_to_sync(&mut self) {
+        // What comes first tells whether the server has it.
+        let mut decided = HashSet::new();
         while let Some(expected) = self.expected.front() {
             match expected {
                 Expected::Sync | Expected::Own { .. } => break,
-                Expected::Parse { named: true, number, .. } => self.backend.prepared.remove(*number),
+                Expected::Parse { named: true, number, .. } if decided.insert(*number) => {
+                    self.backend.prepared.remove(*number);
+                }
+                Expected::Parse { named: true, .. } => {}
                 Expected::Parse { .. } => self.backend.prepared.unnamed = None,
                 // Its Close was skipped: the server has it still.
-                Expected::Evicted { number } => self.backend.prepared.restore(*number),
+                Expected::Evicted { number } if decided.insert(*number) => self.backend.prepared.restore(*number),
                 _ => {}
             }
             self.expected.pop_front();
