@@ -27,7 +27,7 @@ pub struct RouterConfiguration {
 }
 
 /// Limits and choices of the router itself. A change of most of them holds at once; of `freshness`, `clients_max`,
-/// `message_bytes_max` and what is about clients that log in or say nothing, for sessions that begin later; of
+/// `message_bytes_max` and what is about clients that log in, stall or say nothing, for sessions that begin later; of
 /// `unsafe_..`, for databases that are opened later; of the addresses, for the next start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

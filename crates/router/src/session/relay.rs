@@ -1,7 +1,8 @@
 //! Carries a server's answers to the client.
 //!
-//! Answers are held back up to [`HELD_BYTES_MAX`], so that most statements can be run again elsewhere without the
-//! client having seen anything of the first try. Notices are not: they tell how far a statement is, and may come again.
+//! Answers are held back up to [`HELD_BYTES_MAX`], and for a second where more does not come, so that most statements
+//! can be run again elsewhere without the client having seen anything of the first try. Notices are not: they tell how
+//! far a statement is, and may come again.
 
 use std::collections::{HashSet, VecDeque};
 use std::task::Poll;
