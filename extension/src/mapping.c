@@ -19,42 +19,80 @@
 #include "capture.h"
 #include "mapping.h"
 
+/* What the kernel maps around a page that is read (fault_around_bytes). */
+#define FAULT_AROUND_BYTES (64 * 1024)
+
+/* What lies in the pool of the units that a range touches. */
+static char *
+range_of(int first, int end, Size unit, Size *length)
+{
+	uintptr_t	pool_start = (uintptr_t) BufferBlocks;
+	uintptr_t	pool_end = pool_start + (Size) NBuffers * BLCKSZ;
+	uintptr_t	start = TYPEALIGN_DOWN(unit, pool_start + (Size) first * BLCKSZ);
+	uintptr_t	stop = TYPEALIGN(unit, pool_start + (Size) end * BLCKSZ);
+
+	start = Max(start, TYPEALIGN_DOWN(onecopy->page_bytes, pool_start));
+	stop = Min(stop, TYPEALIGN(onecopy->page_bytes, pool_end));
+	*length = stop - start;
+	return (char *) start;
+}
+
+void
+onecopy_mapping_start(void)
+{
+	Size		length;
+	char	   *start = range_of(0, NBuffers, onecopy->page_bytes, &length);
+
+	if (onecopy->huge_page_bytes == 0)
+		(void) madvise(start, length, MADV_SEQUENTIAL);
+}
+
 void
 onecopy_mapping_drop(int first, int end)
 {
-	uintptr_t	from = (uintptr_t) BufferBlocks + (Size) first * BLCKSZ;
-	uintptr_t	to = (uintptr_t) BufferBlocks + (Size) end * BLCKSZ;
-	char	   *start = (char *) TYPEALIGN_DOWN(onecopy->page_bytes, from);
-	char	   *stop = (char *) TYPEALIGN(onecopy->page_bytes, to);
+	Size		length;
+	char	   *start = range_of(first, end, FAULT_AROUND_BYTES, &length);
 
 	/* Huge pages are counted for no process. */
-	if (onecopy->huge_page_bytes != 0 || start >= stop)
+	if (onecopy->huge_page_bytes != 0)
 		return;
 	/* Refused for memory that is locked, which then stays mapped. */
-	(void) madvise(start, stop - start, MADV_DONTNEED);
+	(void) madvise(start, length, MADV_DONTNEED);
 }
 
-/* The first byte of each page that a block lies in, of those that are its own. */
-#define FOR_EACH_PAGE(byte, buffer_id) \
-	for (char *byte = BufferGetBlock((buffer_id) + 1), *block_end = byte + BLCKSZ; \
-		 byte < block_end; \
-		 byte = (char *) TYPEALIGN(onecopy->page_bytes, (uintptr_t) byte + 1))
+static char *
+next_page(char *byte)
+{
+	return (char *) TYPEALIGN(onecopy->page_bytes, (uintptr_t) byte + 1);
+}
 
+/*
+ * Reads a byte of each page that is the block's own.  With a page that is read
+ * the kernel maps what is in memory around it, so that a page fault serves
+ * several blocks; not in a segment of System V.  MADV_POPULATE_READ and
+ * MADV_POPULATE_WRITE take longer: they count each page as used.
+ */
 void
 onecopy_mapping_touch(int buffer_id)
 {
-	FOR_EACH_PAGE(byte, buffer_id)
-	{
+	char	   *block = BufferGetBlock(buffer_id + 1);
+
+	for (char *byte = block; byte < block + BLCKSZ; byte = next_page(byte))
 		(void) *(volatile char *) byte;
-	}
 }
 
+/*
+ * What was mapped by reading can be written, as the mapping is shared; where
+ * processors do not note themselves that a page is written the first write is
+ * a fault all the same.
+ */
 void
 onecopy_mapping_touch_captured(int buffer_id)
 {
+	char	   *block = BufferGetBlock(buffer_id + 1);
+
 	Assert(buffer_is_captured(buffer_id));
-	FOR_EACH_PAGE(byte, buffer_id)
-	{
+	onecopy_mapping_touch(buffer_id);
+	for (char *byte = block; byte < block + BLCKSZ; byte = next_page(byte))
 		*(volatile char *) byte = 0;
-	}
 }

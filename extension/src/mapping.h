@@ -13,8 +13,14 @@
 #include "state.h"
 
 /*
- * Lets go of the mappings of the buffers [first, end), and of nothing else:
- * what is in them stays, for this process too.
+ * That this process reads a page does not count as use of it: the kernel would
+ * note it page by page when the mapping goes.
+ */
+extern void onecopy_mapping_start(void);
+
+/*
+ * Lets go of the mappings of the buffers [first, end), with what the kernel
+ * may have mapped beside them: what is in them stays, for this process too.
  */
 extern void onecopy_mapping_drop(int first, int end);
 

@@ -13,8 +13,6 @@
  */
 #include "postgres.h"
 
-#include <sys/mman.h>
-
 #include "capture.h"
 #include "catalog/pg_database.h"
 #include "heat.h"
@@ -39,9 +37,6 @@
 #define REFUSALS_MAX 64
 #define PAUSE_AFTER_REFUSAL_US 500
 
-/* Pages of a chunk to be moved from which on it pays to map it as a whole. */
-#define MAP_PAGES_MIN 16
-
 /* The shrink under way. */
 static struct
 {
@@ -55,11 +50,9 @@ static struct
 
 	int			mapped;			/* a buffer of the chunk of places that is
 								 * mapped, or NO_PLACE */
-	int			unmapped;		/* the first buffer of the chunk of sources
-								 * while that is not mapped, or NO_PLACE */
 	int			spare;			/* a place captured and not used, or NO_PLACE */
 	int			refusals;		/* pages evicted because they might be removed */
-}			shrink = {.mapped = NO_PLACE,.unmapped = NO_PLACE,.spare = NO_PLACE};
+}			shrink = {.mapped = NO_PLACE,.spare = NO_PLACE};
 
 static Oid	locked_databases[DATABASES_LOCKED_MAX];
 static int	locked_databases_count = 0;
@@ -144,33 +137,6 @@ gives_way(uint32 buf_state, int heat)
 		heat_of_state(buf_state) <= heat;
 }
 
-/*
- * Maps the blocks of a chunk into this process in one system call, because
- * a page fault for each of them costs more than the copying.  Not when some of
- * its buffers may have no memory: it would be taken from the system.  True
- * when something was mapped.
- */
-static bool
-map_chunk(int first, int advice, int wanted)
-{
-	int			end = Min(first + ONECOPY_CHUNK_BLOCKS, NBuffers);
-	Size		page_bytes = onecopy->page_bytes;
-	char	   *start;
-	char	   *stop;
-
-	if (wanted < MAP_PAGES_MIN)
-		return false;
-	for (int buffer_id = first; buffer_id < end; buffer_id++)
-	{
-		if (heat_of_state(pg_atomic_read_u32(&GetBufferDescriptor(buffer_id)->state)) == HEAT_EMPTY)
-			return false;
-	}
-	start = (char *) TYPEALIGN(page_bytes, (uintptr_t) BufferGetBlock(first + 1));
-	stop = (char *) TYPEALIGN_DOWN(page_bytes, (uintptr_t) BufferGetBlock(end) + BLCKSZ);
-	/* Without it, each page is mapped when it is touched. */
-	return start < stop && madvise(start, stop - start, advice) == 0;
-}
-
 /* The search for places leaves the chunk that it was in. */
 static void
 unmap_places(void)
@@ -180,38 +146,6 @@ unmap_places(void)
 	if (shrink.mapped != NO_PLACE)
 		onecopy_mapping_drop(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk));
 	shrink.mapped = NO_PLACE;
-}
-
-/* The search for places comes to a chunk. */
-static void
-map_places(int first)
-{
-	int			end = Min(first + ONECOPY_CHUNK_BLOCKS, shrink.keep);
-	int			places = 0;
-
-	unmap_places();
-	for (int buffer_id = first; buffer_id < end; buffer_id++)
-		places += gives_way(pg_atomic_read_u32(&GetBufferDescriptor(buffer_id)->state), shrink.heat);
-	if (map_chunk(first, MADV_POPULATE_WRITE, places))
-		shrink.mapped = first;
-}
-
-/*
- * The first page of a chunk is about to move.  Not before: where there is no
- * place for any, mapping the pool is most of what a shrink takes.
- */
-static void
-map_sources(void)
-{
-	int			first = shrink.unmapped;
-	int			sources = 0;
-
-	if (first == NO_PLACE)
-		return;
-	shrink.unmapped = NO_PLACE;
-	for (int buffer_id = first; buffer_id < Min(first + ONECOPY_CHUNK_BLOCKS, NBuffers); buffer_id++)
-		sources += heat_of_state(pg_atomic_read_u32(&GetBufferDescriptor(buffer_id)->state)) >= shrink.cutoff;
-	(void) map_chunk(first, MADV_POPULATE_READ, sources);
 }
 
 /*
@@ -238,7 +172,7 @@ find_place(int heat, OnecopyChange *change)
 			CaptureResult captured;
 
 			if (candidate % ONECOPY_CHUNK_BLOCKS == 0)
-				map_places(candidate);
+				unmap_places();
 			if (!gives_way(pg_atomic_read_u32(&GetBufferDescriptor(candidate)->state), shrink.heat))
 				continue;
 			captured = onecopy_capture_buffer(candidate);
@@ -278,7 +212,6 @@ relocate_buffer(int source, OnecopyChange *change)
 	if (destination == NO_PLACE)
 		return false;
 
-	map_sources();
 	switch (onecopy_move_page(source, destination, &tag))
 	{
 		case MOVE_DONE:
@@ -312,7 +245,6 @@ onecopy_relocate_range(int first, int end, OnecopyChange *change)
 	if (!shrink.active)
 		return;
 	INSTR_TIME_SET_CURRENT(start);
-	shrink.unmapped = first % ONECOPY_CHUNK_BLOCKS == 0 ? first : NO_PLACE;
 	for (int source = first; source < end && shrink.active; source++)
 	{
 		uint32		buf_state;

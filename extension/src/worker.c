@@ -16,6 +16,7 @@
 #include "ghost.h"
 #include "clock_sweep.h"
 #include "history.h"
+#include "mapping.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
@@ -302,6 +303,7 @@ onecopy_worker_main(Datum main_arg)
 	}
 	PG_exception_stack = &on_error;
 
+	onecopy_mapping_start();
 	onecopy_resize_recover();
 	onecopy_publish_start();
 	for (;;)
