@@ -201,13 +201,18 @@ impl Report {
         )?;
         writeln!(
             text,
-            "| clients | seconds | write, ms | move, ms | capture, ms | return, ms | pages: written | moved | evicted \
-             | p99, ms: before | meanwhile | tps: before | meanwhile | growing, s |\n|{}",
-            "---|".repeat(14)
+            "| clients | seconds | write, ms | move, ms | capture, ms | return, ms | worker: ran, ms \
+             | waited, ms | pages: written | moved | evicted | p99, ms: before | meanwhile | tps: before | meanwhile \
+             | growing, s |\n|{}",
+            "---|".repeat(16)
         )?;
-        let mut works: Vec<&str> = self.shrinks.iter().map(|shrink| shrink.work).collect();
-        works.dedup();
-        works.truncate(4);
+        // A round may lack one that has failed.
+        let mut works = Vec::new();
+        for work in self.shrinks.iter().map(|shrink| shrink.work) {
+            if !works.contains(&work) {
+                works.push(work);
+            }
+        }
         for work in works {
             let of = |value: &dyn Fn(&PoolShrink) -> Option<f64>| {
                 let values = self.shrinks.iter().filter(|shrink| shrink.work == work).filter_map(value);
@@ -215,12 +220,14 @@ impl Report {
             };
             writeln!(
                 text,
-                "| {work} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+                "| {work} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
                 of(&|one| Some(one.seconds)),
                 of(&|one| Some(one.parts.write_ms)),
                 of(&|one| Some(one.parts.move_ms)),
                 of(&|one| Some(one.parts.capture_ms)),
                 of(&|one| Some(one.parts.return_ms)),
+                of(&|one| Some(one.processor.ran_ms)),
+                of(&|one| Some(one.processor.waited_ms)),
                 of(&|one| Some(one.written_pages as f64)),
                 of(&|one| Some(one.moved_pages as f64)),
                 of(&|one| Some(one.evicted_pages as f64)),

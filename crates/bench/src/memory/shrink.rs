@@ -36,6 +36,8 @@ pub struct PoolShrink {
     pub seconds: f64,
     /// Its parts, in milliseconds, as the server counted them.
     pub parts: Parts,
+    /// How long the worker ran meanwhile, and waited for a processor.
+    pub processor: Processor,
     /// Pages of each kind.
     pub moved_pages: i64,
     /// Written because they were dirty.
@@ -67,6 +69,31 @@ pub struct Parts {
     pub return_ms: f64,
 }
 
+/// A process's time, in milliseconds, as the kernel counts it.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Processor {
+    /// On a processor.
+    pub ran_ms: f64,
+    /// Ready to run, while others ran.
+    pub waited_ms: f64,
+}
+
+impl Processor {
+    /// Of the process that resizes the pool, since it started: `/proc/PID/schedstat`, in nanoseconds.
+    async fn of_worker(client: &tokio_postgres::Client) -> anyhow::Result<Processor> {
+        let query = "SELECT worker_pid FROM onecopy_memory_status";
+        let pid: i32 = client.query_one(query, &[]).await.context("the worker is not there")?.get(0);
+        let line = std::fs::read_to_string(format!("/proc/{pid}/schedstat"))?;
+        let mut milliseconds = line.split_whitespace().map(|word| word.parse::<u64>().map(|time| time as f64 / 1e6));
+        let mut next = || milliseconds.next().context("schedstat is short")?.context("schedstat has no number");
+        Ok(Processor { ran_ms: next()?, waited_ms: next()? })
+    }
+
+    fn since(self, before: Processor) -> Processor {
+        Processor { ran_ms: self.ran_ms - before.ran_ms, waited_ms: self.waited_ms - before.waited_ms }
+    }
+}
+
 /// Half of the pool by a level at which the server is not asked.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Taking {
@@ -86,9 +113,11 @@ pub async fn measure(site: &Site, work: Work, huge_pages: bool, round: u32) -> a
     let client = site.client().await?;
     let clients = Load::start(&site.server, work, site.directory()).await?;
     load::pause(BEFORE_SECONDS).await;
+    let ran_before = Processor::of_worker(&client).await?;
     let began = load::now();
     resize(&client, HALF_BYTES).await?;
     let ended = load::now();
+    let processor = Processor::of_worker(&client).await?.since(ran_before);
     load::pause(AFTER_SECONDS).await;
     let row = client
         .query_one(
@@ -103,12 +132,18 @@ pub async fn measure(site: &Site, work: Work, huge_pages: bool, round: u32) -> a
     let growth_seconds = load::now() - growing;
     load::pause(AFTER_SECONDS).await;
     let done = clients.stop().await?;
+    // What reads would note of it in its pages, so that the next round's would write them.
+    if matches!(work, Work::Updates) {
+        client.batch_execute("VACUUM pgbench_accounts").await?;
+        client.batch_execute("CHECKPOINT").await?;
+    }
     let before = began - BEFORE_SECONDS * 0.6;
     Ok(PoolShrink {
         round,
         work: if huge_pages { "idle, huge pages" } else { work.name() },
         seconds: ended - began,
         parts: Parts { write_ms: row.get(0), capture_ms: row.get(1), move_ms: row.get(2), return_ms: row.get(3) },
+        processor,
         moved_pages: row.get(4),
         written_pages: row.get(5),
         evicted_pages: row.get(6),

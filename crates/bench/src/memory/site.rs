@@ -184,6 +184,7 @@ impl Drop for Swap {
 pub struct HugePages(u64);
 
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
+const COMPACT: &str = "/proc/sys/vm/compact_memory";
 
 impl HugePages {
     /// Reserves so many of 2 MiB.
@@ -191,6 +192,8 @@ impl HugePages {
         let number = || -> anyhow::Result<u64> { Ok(std::fs::read_to_string(HUGE_PAGES)?.trim().parse()?) };
         let before = number()?;
         let reserved = HugePages(before);
+        // What the page cache has scattered is not found in one piece.
+        std::fs::write(COMPACT, "1").with_context(|| COMPACT.to_owned())?;
         std::fs::write(HUGE_PAGES, (before + pages).to_string()).with_context(|| HUGE_PAGES.to_owned())?;
         if number()? < before + pages {
             bail!("the kernel has no {pages} huge pages");
