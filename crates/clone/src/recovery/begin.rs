@@ -1,9 +1,9 @@
 //! Before the freeze: slots, a redo point that is near, the control file.
 
-use onecopy_postgres::{ConnectionParameters, ControlFile, Lsn, PostgresError};
+use onecopy_postgres::{ControlFile, Lsn, PostgresError};
 use tokio_postgres::Client;
 
-use super::checks::{Facts, unsuitable};
+use super::checks::{Facts, connect, unsuitable};
 use super::{Mode, slot};
 use crate::CloneError;
 use crate::plan::{Recovery, SourceServer};
@@ -84,17 +84,6 @@ impl Begun {
     pub async fn abandon(self) {
         slot::drop_all(&self.client, &self.source, &self.slots).await;
     }
-}
-
-pub(super) async fn connect(connection: &ConnectionParameters) -> Result<Client, CloneError> {
-    use tokio_postgres::error::SqlState;
-    connection.connect().await.map_err(|error| match &error {
-        PostgresError::Connect { source, .. } if source.code() == Some(&SqlState::CANNOT_CONNECT_NOW) => {
-            let reason = format!("it takes no connections yet; a standby must first be consistent: wait ({error})");
-            unsuitable(&connection.to_string(), reason)
-        }
-        _ => error.into(),
-    })
 }
 
 /// Makes a redo point that suits, and reads the control file after the slots: what it names is kept.

@@ -1,6 +1,6 @@
 //! What a source must have to be cloned.
 
-use onecopy_postgres::{ControlFile, Lsn, MAJOR_VERSION_MAX, MAJOR_VERSION_MIN, PostgresError};
+use onecopy_postgres::{ConnectionParameters, ControlFile, Lsn, MAJOR_VERSION_MAX, MAJOR_VERSION_MIN, PostgresError};
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
@@ -9,6 +9,16 @@ use crate::CloneError;
 use crate::plan::{Recovery, SourceServer};
 
 const ACTION: &str = "ask the source what it is";
+
+pub(super) async fn connect(connection: &ConnectionParameters) -> Result<Client, CloneError> {
+    connection.connect().await.map_err(|error| match &error {
+        PostgresError::Connect { source, .. } if source.code() == Some(&SqlState::CANNOT_CONNECT_NOW) => {
+            let reason = format!("it takes no connections yet; a standby must first be consistent: wait ({error})");
+            unsuitable(&connection.to_string(), reason)
+        }
+        _ => error.into(),
+    })
+}
 
 /// What a source says of itself.
 #[derive(Debug, Clone)]

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
-use super::begin::connect;
+use super::checks::connect;
 use crate::CloneError;
 use crate::plan::SourceServer;
 

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::directories::Directories;
 use super::follower::Following;
-use super::pending_save::PendingSave;
-use crate::fanotify::{Access, Event, Group, JournalSlot, Verdict};
-use crate::image::{FileIdentity, FileNumber};
+use super::pending_save::{PendingSave, Waiting};
+use crate::fanotify::{Access, Event, Group, Verdict};
+use crate::image::FileNumber;
 use crate::{ByteRange, CloneError};
 
 /// How often followers are asked again whether they have a range that they said they took.
@@ -18,17 +18,6 @@ const ROUNDS_MAX: u32 = 8;
 /// More than this is never taken by the listener itself, which others wait for, and never at once. A truncation may be
 /// of any length.
 const PIECE_BYTES_MAX: u64 = 1 << 20;
-
-/// An access that waits for its answer.
-pub(super) struct Waiting {
-    pub(super) event: Event,
-    pub(super) identity: FileIdentity,
-    /// Its entry in the journal, ended with it.
-    pub(super) slot: Option<JournalSlot>,
-    pub(super) since: Instant,
-    /// A follower had to take something first.
-    pub(super) saving: bool,
-}
 
 /// Whether one who resolves an access may wait for a disk.
 #[derive(Clone, Copy)]

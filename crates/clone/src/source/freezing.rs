@@ -7,12 +7,10 @@ use std::time::{Duration, Instant};
 use super::access_dispatcher::IgnoredFiles;
 use super::files::SourceFiles;
 use super::follower::{FileTable, Follower, Following};
+use super::listener::GATE_CLOSED_MAX;
 use super::watched::{FreezeTurn, Source};
 use crate::CloneError;
 use crate::image::{Image, Scan, SmallEntry, SmallFile};
-
-/// A gate that is closed for longer opens by itself, and the freeze is void.
-pub const GATE_CLOSED_MAX: Duration = Duration::from_secs(5);
 
 /// A source for whose freeze all is done that can be done before: nothing waits yet.
 pub struct Ready {

@@ -5,13 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::access_dispatcher::{AccessDispatcher, WaitMode, Waiting};
-use super::freezing::GATE_CLOSED_MAX;
-use super::watched::SOURCE_GROUP;
+use super::access_dispatcher::{AccessDispatcher, WaitMode};
+use super::pending_save::Waiting;
 use super::workers::{AbortOnPanic, Workers};
 use crate::CloneError;
-use crate::fanotify::{Event, EventBuffer, Heartbeat, Journal, JournalEntry, Verdict};
+use crate::fanotify::{Event, EventBuffer, GroupNumber, Heartbeat, Journal, JournalEntry, Verdict};
 use crate::image::FileIdentity;
+
+/// The source's group in the journal; clones have others.
+pub const SOURCE_GROUP: GroupNumber = GroupNumber(0);
+
+/// A gate that is closed for longer opens by itself, and the freeze is void.
+pub const GATE_CLOSED_MAX: Duration = Duration::from_secs(5);
 
 /// How long it waits for the next access before it shows that it lives.
 const LISTEN_INTERVAL: Duration = Duration::from_millis(100);

@@ -4,8 +4,20 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::access_dispatcher::Waiting;
 use super::follower::Following;
+use crate::fanotify::{Event, JournalSlot};
+use crate::image::FileIdentity;
+
+/// An access that waits for its answer.
+pub(super) struct Waiting {
+    pub(super) event: Event,
+    pub(super) identity: FileIdentity,
+    /// Its entry in the journal, ended with it.
+    pub(super) slot: Option<JournalSlot>,
+    pub(super) since: Instant,
+    /// A follower had to take something first.
+    pub(super) saving: bool,
+}
 
 /// One thread's.
 #[derive(Default)]

@@ -12,16 +12,13 @@ use super::access_dispatcher::{AccessDispatcher, IgnoredFiles, SourceMetrics, ch
 use super::directories::Directories;
 use super::files::SourceFiles;
 use super::follower::{FileTable, Follower, Following};
-use super::listener::Listener;
+use super::listener::{Listener, SOURCE_GROUP};
 use crate::CloneError;
 use crate::fanotify::{
-    Access, AccessUnderWay, DESCRIPTORS_RESERVED, Group, GroupNumber, Journal, NoNotifyOpener, Verdict,
-    accesses_under_way, descriptors_max, raise_descriptors_max,
+    Access, AccessUnderWay, DESCRIPTORS_RESERVED, Group, Journal, NoNotifyOpener, Verdict, accesses_under_way,
+    descriptors_max, raise_descriptors_max,
 };
 use crate::image::{FileIdentity, FileNumber, Image, ImageFile};
-
-/// The source's group in the journal; clones have others.
-pub const SOURCE_GROUP: GroupNumber = GroupNumber(0);
 
 /// A running server that is watched from [`Source::arm`] until this is dropped.
 pub struct Source {

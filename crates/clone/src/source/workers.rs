@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::access_dispatcher::{AccessDispatcher, WaitMode, Waiting};
-use super::pending_save::PendingSave;
+use super::access_dispatcher::{AccessDispatcher, WaitMode};
+use super::pending_save::{PendingSave, Waiting};
 use crate::CloneError;
 
 /// Disks have queues, too: more threads would only wait in them.

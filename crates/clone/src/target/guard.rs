@@ -13,7 +13,7 @@ use onecopy_postgres::InheritedDescriptor;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::CloneLocation;
-use super::tablespaces::remove_if_there;
+use super::marker::remove_if_there;
 use crate::CloneError;
 
 /// The number under which a clone's postmaster holds what keeps the fanotify group of its files open

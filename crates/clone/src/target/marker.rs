@@ -10,7 +10,6 @@ use rustix::fs::{FileType, Statx};
 use serde::{Deserialize, Serialize};
 
 use super::CloneLocation;
-use super::tablespaces::remove_if_there;
 use crate::CloneError;
 use crate::plan::Plan;
 
@@ -185,6 +184,14 @@ pub(super) fn above(directory: &Path) -> std::io::Result<Option<(Directory, &OsS
 
 pub(super) fn is_directory(found: &Statx) -> bool {
     FileType::from_raw_mode(found.stx_mode.into()) == FileType::Directory
+}
+
+/// What is gone is removed.
+pub(crate) fn remove_if_there(removed: std::io::Result<()>, path: &Path) -> Result<(), CloneError> {
+    match removed {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(CloneError::file("remove", path)(error)),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -12,8 +12,7 @@ use std::path::{Path, PathBuf};
 use onecopy_postgres::{Directory, ServiceUser};
 use rustix::process::geteuid;
 
-use super::marker::{UNFINISHED_MARKER_FILE, above, is_directory};
-use super::tablespaces::remove_if_there;
+use super::marker::{UNFINISHED_MARKER_FILE, above, is_directory, remove_if_there};
 use super::{CloneLocation, MARKER_FILE};
 use crate::CloneError;
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use onecopy_postgres::Directory;
 
-use super::tablespaces::remove_if_there;
+use super::marker::remove_if_there;
 use super::{CloneLocation, Marker, TABLESPACES_DIRECTORY, remove, remove_ungiven};
 use crate::CloneError;
 use crate::image::{Image, ImageDirectory, ImageFile, SmallFile};

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::marker::remove_if_there;
 use super::{CloneLocation, remove_tablespaces};
 use crate::CloneError;
 use crate::image::Tablespace;
@@ -47,13 +48,5 @@ impl CloneLocation {
         let link = CloneLocation::tablespace_link(tablespace);
         remove_if_there(self.open()?.remove_file(&link), &self.directory.join(&link))?;
         remove_tablespaces(&self.tablespace_directory(tablespace), &self.user)
-    }
-}
-
-/// What is gone is removed.
-pub(crate) fn remove_if_there(removed: std::io::Result<()>, path: &Path) -> Result<(), CloneError> {
-    match removed {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(CloneError::file("remove", path)(error)),
-        _ => Ok(()),
     }
 }
