@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::replies::LOOK_INTERVAL;
 use crate::nbd::socket::Socket;
 
 /// Bytes that a connection may hold whatever the others do, so that nobody can keep it from going on with requests of
@@ -22,6 +21,9 @@ const COMMON_BYTES_MAX: u64 = 256 << 20;
 
 /// How long a client may take for each [`STEP_BYTES`] of data that it sends or takes while others wait for room.
 const STALL_MAX: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 20 });
+
+/// Who waits looks this often whether the client is there.
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// So much is sent or received at a time.
 pub(super) const STEP_BYTES: usize = 128 << 10;

@@ -4,9 +4,8 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use super::budget::{Budget, OWN_BYTES, STEP_BYTES, Share, Side, Stall};
+use super::budget::{Budget, LOOK_INTERVAL, OWN_BYTES, STEP_BYTES, Share, Side, Stall};
 use crate::nbd::protocol::reply;
 use crate::nbd::socket::Socket;
 use crate::nbd::stream::Outgoing;
@@ -22,9 +21,6 @@ const GATHER_BYTES: usize = 128 << 10;
 
 /// Data of this length is sent from where it is.
 const GATHER_DATA_BYTES_MAX: usize = 32 << 10;
-
-/// Who waits looks this often whether the client is there.
-pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A reply that waits to be sent.
 struct Reply {

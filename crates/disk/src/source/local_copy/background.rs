@@ -12,7 +12,8 @@ use tracing::{debug, info, warn};
 
 use super::Shared;
 use super::fill::Claim;
-use super::map::{CLUSTER_BYTES, Cluster};
+use super::header::CLUSTER_BYTES;
+use super::map::Cluster;
 
 /// Steps under way at one time: with a megabyte each they fill a link of 1 Gbit/s over 60 ms.
 const THREADS: usize = 8;

@@ -7,7 +7,8 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::map::{CLUSTER_BYTES, Cluster};
+use super::header::CLUSTER_BYTES;
+use super::map::Cluster;
 use super::{LOOK_AGAIN_INTERVAL, Role, Shared, SourceError};
 
 /// Clusters that a reader fetches at a time.

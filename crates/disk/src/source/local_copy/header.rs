@@ -3,7 +3,12 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::super::{Remembered, check_size};
-use super::map::{CLUSTER_BYTES, PAGE_BYTES};
+
+/// The unit of the copy.
+pub(super) const CLUSTER_BYTES: u64 = 64 << 10;
+
+/// The unit of the file.
+pub(super) const PAGE_BYTES: usize = 4096;
 
 const MAGIC: &[u8; 8] = b"OCBASEMP";
 const VERSION: u32 = 1;

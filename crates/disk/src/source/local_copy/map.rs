@@ -20,14 +20,9 @@ use std::sync::{Mutex, PoisonError};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::super::{Remembered, SourceError};
-use super::header;
+use super::header::{self, CLUSTER_BYTES, PAGE_BYTES};
 use crate::storage;
 
-/// The unit of the copy.
-pub(super) const CLUSTER_BYTES: u64 = 64 << 10;
-
-/// The unit of the file.
-pub(super) const PAGE_BYTES: usize = 4096;
 const ENTRIES_PER_PAGE: usize = (PAGE_BYTES - 8) / 4;
 
 const ABSENT: u32 = 0;

@@ -29,7 +29,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use self::fill::Claims;
-use self::map::{CLUSTER_BYTES, Cluster, Map};
+use self::header::CLUSTER_BYTES;
+use self::map::{Cluster, Map};
 use self::pace::Pace;
 use super::{Extent, Hydration, Needed, Remembered, Source, SourceError};
 use crate::storage;

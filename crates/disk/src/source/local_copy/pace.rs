@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::map::CLUSTER_BYTES;
+use super::header::CLUSTER_BYTES;
 
 /// For so long after a reader had to wait, the background asks for one thing at a time: more reads are likely to
 /// follow.
