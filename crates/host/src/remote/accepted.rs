@@ -9,13 +9,9 @@ use onecopy_clone::network::{RemoteHost, WAL_KEEP_BYTES_MAX};
 use onecopy_clone::plan::{Plan, SourceServer, is_slot_name};
 use onecopy_postgres::{AccessRule, ConnectionParameters, ServiceUser, Settings};
 
-use super::allowed::Allowed;
+use super::allowed::{Allowed, TABLESPACES_SUFFIX};
 use super::carried;
 use super::order::CloneOrder;
-
-/// A clone's log and socket lie beside its data directory, which is PostgreSQL's alone; so do its tablespaces.
-pub(super) const HOME_SUFFIX: &str = ".server";
-pub(super) const TABLESPACES_SUFFIX: &str = ".tablespaces";
 
 /// A clone's buffers have at most this part of the host's memory, however large its source's are.
 const MEMORY_PART: u64 = 4;

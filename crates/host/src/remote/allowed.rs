@@ -5,7 +5,9 @@ use std::path::{Component, Path, PathBuf};
 use onecopy_clone::network::protocol::shown;
 use onecopy_clone::target::MARKER_FILE;
 
-use super::accepted::{HOME_SUFFIX, TABLESPACES_SUFFIX};
+/// A clone's log and socket lie beside its data directory, which is PostgreSQL's alone; so do its tablespaces.
+pub(super) const HOME_SUFFIX: &str = ".server";
+pub(super) const TABLESPACES_SUFFIX: &str = ".tablespaces";
 
 /// Data directories that may be read, and directories in which clones may be made.
 #[derive(Debug, Clone, Default)]

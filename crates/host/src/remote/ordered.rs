@@ -13,7 +13,8 @@ use onecopy_postgres::{Binaries, InstalledExtension, Server, ServerOptions, Stan
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::sync::mpsc;
 
-use super::accepted::{Accepted, HOME_SUFFIX, Orderer, beside};
+use super::accepted::{Accepted, Orderer, beside};
+use super::allowed::HOME_SUFFIX;
 use super::listener::Host;
 use super::order::OrderEvent;
 use crate::memory::EXTENSION;
