@@ -1,7 +1,10 @@
 //! Why a login was refused, on either side.
 
-use super::keys::ITERATIONS_MAX;
-use super::message::MESSAGE_BYTES_MAX;
+/// Longest message of an exchange that is looked at, in bytes (`PG_MAX_SASL_MESSAGE_LENGTH`).
+pub const MESSAGE_BYTES_MAX: usize = 1024;
+
+/// Most PBKDF2 iterations done for a server, about half a second of one core; PostgreSQL's default is 4096.
+pub const ITERATIONS_MAX: u32 = 1_000_000;
 
 /// A verifier or a message that cannot be used, or a proof that does not hold. No variant carries a secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

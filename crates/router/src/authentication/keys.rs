@@ -7,10 +7,7 @@ use hmac::digest::CtOutput;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-use super::error::AuthenticationError;
-
-/// Most PBKDF2 iterations done for a server, about half a second of one core; PostgreSQL's default is 4096.
-pub const ITERATIONS_MAX: u32 = 1_000_000;
+use super::error::{AuthenticationError, ITERATIONS_MAX};
 
 /// A key of 32 bytes that never shows in `Debug` and compares in constant time.
 #[derive(Clone)]

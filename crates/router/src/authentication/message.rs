@@ -6,11 +6,8 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use super::error::AuthenticationError;
+use super::error::{AuthenticationError, MESSAGE_BYTES_MAX};
 use super::keys::Key;
-
-/// Longest message of an exchange that is looked at, in bytes (`PG_MAX_SASL_MESSAGE_LENGTH`).
-pub const MESSAGE_BYTES_MAX: usize = 1024;
 
 const CLIENT_FIRST: &str = "client-first";
 pub(super) const SERVER_FIRST: &str = "server-first";

@@ -32,9 +32,8 @@ mod verifier;
 mod exchange_tests;
 
 pub use client::{ScramClient, ScramClientFinal, ScramCredential};
-pub use error::AuthenticationError;
-pub use keys::{ITERATIONS_MAX, ScramKeys};
-pub use message::MESSAGE_BYTES_MAX;
+pub use error::{AuthenticationError, ITERATIONS_MAX, MESSAGE_BYTES_MAX};
+pub use keys::ScramKeys;
 pub use server::ScramServer;
 pub use verifier::{MockSecret, ScramVerifier, VERIFIER_BYTES_MAX};
 

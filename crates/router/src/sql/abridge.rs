@@ -235,9 +235,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::sql::command::Kind;
     use crate::sql::facts::Facts;
     use crate::sql::parse;
-    use crate::sql::parse::Kind;
 
     #[test]
     fn what_says_nothing_new_is_left_out() {

@@ -5,8 +5,9 @@ use std::collections::HashSet;
 use super::body::{Body, SideEffects};
 use super::builtin;
 use super::catalog::{Catalog, Relation};
+use super::command::Kind;
 use super::facts::{Facts, QualifiedName};
-use super::parse::{Kind, ParsedStatement};
+use super::parse::ParsedStatement;
 use super::statement::{Action, Ddl, PinReason, Statement};
 use crate::settings::Reach;
 

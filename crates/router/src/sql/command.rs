@@ -8,7 +8,6 @@ use pg_query::protobuf::{
 };
 
 use super::body::Body;
-use super::parse::Kind;
 use super::statement::{Action, Ddl, DiscardTarget, Isolation, PinReason, ResetForm, TransactionModes};
 
 /// CURSOR_OPT_HOLD of PostgreSQL's parsenodes.h.
@@ -27,6 +26,29 @@ const INDEXES_CONCURRENTLY: Action = Action::Ddl(Ddl { alone: true, indexes_conc
 const MAKES: Action = Action::Update { opaque: true, writes: true, commits_itself: false };
 /// Runs on the leader and changes neither data nor the meaning of a snapshot.
 const LEADER: Action = Action::Update { opaque: false, writes: false, commits_itself: false };
+
+/// What the syntax alone says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The catalog does not matter.
+    Fixed(Action, Option<PinReason>),
+    /// DDL of which the catalog has no say where there are no event triggers.
+    DefinesPlainly(Action, Option<PinReason>),
+    /// The catalog does not matter for the action, but the statement runs functions, triggers or queries that may leave
+    /// session state.
+    Runs(Action, Option<PinReason>),
+    /// DDL that is not plain, with the code that it defines: what it makes is not in the catalog while its transaction
+    /// is open.
+    Defines(Action, Option<PinReason>, Box<Body>),
+    /// DO.
+    Block(Box<Body>),
+    /// SELECT, VALUES, TABLE: a read when its facts are clean. `own_transaction`: not to be shared even then.
+    Query { own_transaction: bool },
+    /// INSERT, UPDATE, DELETE, MERGE.
+    Write,
+    /// DECLARE CURSOR over a query.
+    Cursor { hold: bool },
+}
 
 /// The kind of a statement.
 pub(super) fn kind(node: &NodeEnum) -> Kind {

@@ -9,6 +9,7 @@ use pg_query::NodeEnum;
 use pg_query::protobuf::SqlValueFunctionOp;
 use serde_json::{Map, Value};
 
+use super::query_fingerprint::TIME_WORDS;
 use crate::settings::Reach;
 
 /// A name as it stands in the text, with its schema when there is one.
@@ -101,9 +102,6 @@ const READ_NODES: &[&str] = &[
     "XmlExpr",
     "XmlSerialize",
 ];
-
-/// Words in a literal of which PostgreSQL's date and time input makes the transaction's time (datetime.c, datetktbl).
-pub(super) const TIME_WORDS: [&str; 4] = ["now", "today", "tomorrow", "yesterday"];
 
 impl Facts {
     /// The facts of a query or of a data-modifying statement.

@@ -6,12 +6,10 @@ use std::ops::Range;
 use pg_query::NodeEnum;
 use pg_query::protobuf::RawStmt;
 
-use super::body::Body;
-use super::command;
-use super::command::runs_event_triggers;
+use super::command::{self, Kind, runs_event_triggers};
 use super::facts::Facts;
 use super::plain_definition::is_plain;
-use super::statement::{Action, PinReason};
+use super::statement::Action;
 
 /// Most statements in one message. More is refused: the router would hold one record for each.
 pub const STATEMENTS_MAX: usize = 10_000;
@@ -66,29 +64,6 @@ pub struct ParsedStatement {
     pub(super) facts: Facts,
     /// It runs event triggers.
     pub(super) defines: bool,
-}
-
-/// What the syntax alone says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// The catalog does not matter.
-    Fixed(Action, Option<PinReason>),
-    /// DDL of which the catalog has no say where there are no event triggers.
-    DefinesPlainly(Action, Option<PinReason>),
-    /// The catalog does not matter for the action, but the statement runs functions, triggers or queries that may leave
-    /// session state.
-    Runs(Action, Option<PinReason>),
-    /// DDL that is not plain, with the code that it defines: what it makes is not in the catalog while its transaction
-    /// is open.
-    Defines(Action, Option<PinReason>, Box<Body>),
-    /// DO.
-    Block(Box<Body>),
-    /// SELECT, VALUES, TABLE: a read when its facts are clean. `own_transaction`: not to be shared even then.
-    Query { own_transaction: bool },
-    /// INSERT, UPDATE, DELETE, MERGE.
-    Write,
-    /// DECLARE CURSOR over a query.
-    Cursor { hold: bool },
 }
 
 /// SQL as text of the same length. Bytes that are no UTF-8 can only stand in names and constants (encodings in which

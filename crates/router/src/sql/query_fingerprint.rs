@@ -8,10 +8,11 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::facts::TIME_WORDS;
-
 /// Longest text that gets a fingerprint of its own, in bytes; longer texts are not cached.
 pub const FINGERPRINT_BYTES_MAX: usize = 16 * 1024;
+
+/// Words in a literal of which PostgreSQL's date and time input makes the transaction's time (datetime.c, datetktbl).
+pub(super) const TIME_WORDS: [&str; 4] = ["now", "today", "tomorrow", "yesterday"];
 
 /// What stands for an integer, another number and a string: bytes that no SQL text outside literals contains.
 const INTEGER: u8 = 1;
