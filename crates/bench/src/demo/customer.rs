@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use anyhow::{Context, bail};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio_postgres::{Client, Error, IsolationLevel, Row, Statement};
 
-use super::load::Tally;
 use super::retry::again;
 use super::shop::{CUSTOMERS, ITEMS};
 
@@ -30,6 +30,31 @@ struct Statements {
     empty_cart: Statement,
     spend: Statement,
     own_order: Statement,
+}
+
+/// What clients count, all together.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// The shop closes: clients end after what they are doing.
+    pub closing: AtomicBool,
+    /// Transactions that only read, done.
+    pub reads: AtomicU64,
+    /// Transactions that write, committed.
+    pub updates: AtomicU64,
+    /// Serialization failures, each followed by another attempt.
+    pub retries: AtomicU64,
+    /// Orders placed.
+    pub orders: AtomicU64,
+    /// Orders whose customer did not see them right after.
+    pub own_orders_unseen: AtomicU64,
+    /// Looks at a customer's orders.
+    pub histories: AtomicU64,
+    /// Those in which an order was not the sum of its lines.
+    pub histories_wrong: AtomicU64,
+    /// Looks at the whole shop.
+    pub audits: AtomicU64,
+    /// Those in which the books did not balance.
+    pub audits_wrong: AtomicU64,
 }
 
 /// A customer.

@@ -1,8 +1,8 @@
 //! The mixed load: customers and auditors on connections of their own, and one line a second of what they get.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -12,7 +12,7 @@ use tokio_postgres::{Client, Row};
 
 use super::claims::{Claims, grouped};
 use super::cluster::Cluster;
-use super::customer::Customer;
+use super::customer::{Customer, Tally};
 use super::retry::again;
 use super::shop::DATABASE;
 
@@ -27,31 +27,6 @@ const LATE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How often that is looked for.
 const LATE_INTERVAL: Duration = Duration::from_millis(200);
-
-/// What clients count, all together.
-#[derive(Debug, Default)]
-pub struct Tally {
-    /// The shop closes: clients end after what they are doing.
-    pub closing: AtomicBool,
-    /// Transactions that only read, done.
-    pub reads: AtomicU64,
-    /// Transactions that write, committed.
-    pub updates: AtomicU64,
-    /// Serialization failures, each followed by another attempt.
-    pub retries: AtomicU64,
-    /// Orders placed.
-    pub orders: AtomicU64,
-    /// Orders whose customer did not see them right after.
-    pub own_orders_unseen: AtomicU64,
-    /// Looks at a customer's orders.
-    pub histories: AtomicU64,
-    /// Those in which an order was not the sum of its lines.
-    pub histories_wrong: AtomicU64,
-    /// Looks at the whole shop.
-    pub audits: AtomicU64,
-    /// Those in which the books did not balance.
-    pub audits_wrong: AtomicU64,
-}
 
 /// How much is to be done.
 #[derive(Debug, Clone, Copy)]
