@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::DiskServerError;
 use crate::protocol::{ChangedBlocks, RANGES_MAX, Request};
-use crate::server::Served;
+use crate::served::Served;
 
 /// The socket, listened to until it is stopped.
 pub(crate) struct Control {

@@ -19,6 +19,7 @@ mod metrics;
 mod observer;
 pub mod protocol;
 mod scan;
+mod served;
 mod server;
 mod transports;
 
@@ -32,7 +33,8 @@ pub use at_rest::{at_rest, open_at_rest, served};
 pub use client::DiskClient;
 pub use error::DiskServerError;
 pub use observer::ObservedPages;
-pub use server::{DiskServer, Served};
+pub use served::Served;
+pub use server::DiskServer;
 
 /// The control socket in a disk's directory.
 pub const CONTROL_SOCKET: &str = "control.sock";

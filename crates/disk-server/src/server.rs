@@ -1,22 +1,20 @@
 //! The server of one disk: transports, page map, control socket.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use onecopy_disk::{At, Attachment, Disk, DiskError, OpenOptions};
+use onecopy_disk::{Attachment, Disk, OpenOptions};
 
 use crate::control::Control;
 use crate::observer::ObservedPages;
-use crate::protocol::{ServedDisk, WantedContent};
+use crate::protocol::ServedDisk;
+use crate::served::{Pages, Served};
 use crate::transports::Transports;
-use crate::{CONTROL_SOCKET, DiskServerError, ServeOptions, metrics, scan};
+use crate::{CONTROL_SOCKET, DiskServerError, ServeOptions};
 use onecopy_directory::{DirectoryLock, LockState};
-
-/// How often the server looks whether the disk has come or gone.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How long a server before this one may take to end after it has given its disk back.
 const ENDING_TIMEOUT: Duration = Duration::from_secs(1);
@@ -30,23 +28,6 @@ pub struct DiskServer {
     control: Control,
     looking: Option<JoinHandle<()>>,
     _lock: DirectoryLock,
-}
-
-/// The page map of the opening that is current, or of the last one.
-type Pages = Arc<Mutex<Option<Arc<ObservedPages>>>>;
-
-/// What the server's threads share.
-pub struct Served {
-    pub(crate) attachment: Arc<Attachment>,
-    pub(crate) transports: Transports,
-    pages: Pages,
-    /// The limit of the background copy, for each opening.
-    limit: Arc<Mutex<Option<u64>>>,
-    scan_bytes_per_second: u64,
-    /// Whether the server itself has the disk, so that a transport for many clients need not open it for each.
-    holds_disk: AtomicBool,
-    ended: AtomicBool,
-    end: (Mutex<bool>, Condvar),
 }
 
 impl DiskServer {
@@ -70,16 +51,7 @@ impl DiskServer {
         }
         // From here on whatever fails gives the disk back.
         let transports = Transports::open(&attachment, options).inspect_err(|_| give_back(&attachment, keeps_disk))?;
-        let served = Arc::new(Served {
-            attachment,
-            transports,
-            pages,
-            limit,
-            scan_bytes_per_second: options.scan_bytes_per_second,
-            holds_disk: AtomicBool::new(keeps_disk),
-            ended: AtomicBool::new(false),
-            end: (Mutex::new(false), Condvar::new()),
-        });
+        let served = Arc::new(Served::new(attachment, transports, pages, limit, options, keeps_disk));
         let control = Control::listen(&control, Arc::clone(&served)).inspect_err(|_| served.close_disk())?;
         let looking = {
             let served = Arc::clone(&served);
@@ -106,11 +78,7 @@ impl DiskServer {
 
     /// Returns when somebody has asked for the end over the control socket, or `stopped` is set.
     pub fn wait(&self, stopped: &AtomicBool) {
-        let (asked, changed) = &self.served.end;
-        let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
-        while !*asked && !stopped.load(Ordering::Relaxed) {
-            asked = changed.wait_timeout(asked, LOOK_INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        self.served.wait(stopped);
     }
 
     /// Closes the transports and the disk, in this order.
@@ -134,96 +102,6 @@ impl Drop for DiskServer {
             tracing::error!(%error, "the disk is not closed in order");
         }
         self.end_threads();
-    }
-}
-
-impl Served {
-    /// Everything about it.
-    pub fn info(&self) -> ServedDisk {
-        let disk = self.attachment.current();
-        ServedDisk {
-            process_id: std::process::id(),
-            is_attached: disk.is_some(),
-            disk: disk.as_ref().map(Disk::statistics),
-            hydration: disk.as_ref().and_then(Disk::hydration),
-            snapshots: disk.as_ref().map(Disk::snapshots),
-            transports: self.transports.list(),
-            page_map: disk.and_then(|_| self.pages()).and_then(|pages| pages.status()),
-        }
-    }
-
-    /// Its figures in Prometheus' text form.
-    pub fn metrics(&self) -> String {
-        metrics::text(self.attachment.directory(), &self.info())
-    }
-
-    /// Blocks that hold these contents and did then.
-    pub(crate) fn find(&self, disk: &Disk, at: &At, wanted: &[WantedContent]) -> Result<Vec<Option<u64>>, DiskError> {
-        let pages = self.pages();
-        let Some(map) = pages.as_ref().and_then(|pages| pages.map()) else { return Ok(vec![None; wanted.len()]) };
-        let (then, now) = (disk.view(at)?, disk.view(&At::Current)?);
-        let wanted = wanted.iter().map(|wanted| wanted.page_and_hash());
-        Ok(map.find_many(wanted, |block| then.is_same(&now, block)))
-    }
-
-    pub(crate) fn set_limit(&self, bytes_per_second: Option<u64>) {
-        *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = bytes_per_second;
-        if let Some(disk) = self.attachment.current() {
-            disk.set_hydration_limit(bytes_per_second);
-        }
-    }
-
-    /// Closes transports and disk. Once: later calls have nothing to do.
-    pub(crate) fn stop(&self) -> Result<(), DiskServerError> {
-        self.ended.store(true, Ordering::Relaxed);
-        self.transports.stop();
-        let closed = match self.holds_disk.swap(false, Ordering::AcqRel) {
-            true => self.attachment.detach().map_err(DiskServerError::disk(self.attachment.directory())),
-            false => Ok(()),
-        };
-        if let Some(pages) = self.pages() {
-            pages.save();
-        }
-        closed
-    }
-
-    /// Tells whoever waits that the end was asked for.
-    pub(crate) fn ask_for_end(&self) {
-        *self.end.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.end.1.notify_all();
-    }
-
-    fn close_disk(&self) {
-        if let Err(error) = self.stop() {
-            tracing::error!(%error, "the disk is not closed in order");
-        }
-    }
-
-    fn pages(&self) -> Option<Arc<ObservedPages>> {
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// For each opening of the disk: scans what its page map does not know.
-    fn look(&self) {
-        let mut scanned: Option<Arc<ObservedPages>> = None;
-        while !self.ended.load(Ordering::Relaxed) {
-            std::thread::sleep(LOOK_INTERVAL);
-            let (Some(disk), Some(pages)) = (self.attachment.current(), self.pages()) else { continue };
-            if scanned.as_ref().is_some_and(|scanned| Arc::ptr_eq(scanned, &pages)) {
-                continue;
-            }
-            // What comes from elsewhere need not come sooner for the map, and passes it when the guest asks.
-            if disk.hydration().is_some_and(|hydration| !hydration.is_whole) {
-                continue;
-            }
-            if self.scan_bytes_per_second > 0 && pages.scanned_bytes() < disk.size_bytes() {
-                match scan::run(&disk, &pages, self.scan_bytes_per_second, &self.ended) {
-                    Ok(()) | Err(DiskError::Closed) => {}
-                    Err(error) => tracing::warn!(%error, "the page map's scan ended early"),
-                }
-            }
-            scanned = Some(pages);
-        }
     }
 }
 
@@ -270,7 +148,7 @@ mod tests {
 
     use super::*;
     use crate::DiskClient;
-    use crate::protocol::{ChangedBlocks, Request};
+    use crate::protocol::{ChangedBlocks, Request, WantedContent};
 
     /// Spec: A8
     #[test]

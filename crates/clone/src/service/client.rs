@@ -12,13 +12,10 @@ use tokio::net::UnixStream;
 use tokio::process::Child;
 
 use super::connection::Connection;
-use super::following::{Making, Watching};
 use super::protocol::{Event, Progress, Request, SpareWanted};
 use super::rendezvous::{Beginning, Rendezvous};
 use crate::CloneError;
 use crate::fanotify::{Group, PinnedGroup};
-use crate::network::RemoteHost;
-use crate::plan::Plan;
 use crate::target::{PIN_DESCRIPTOR_NUMBER, VERSION_DESCRIPTOR_NUMBER};
 
 /// The subcommand that is the keeper; its argument is the rendezvous directory.
@@ -129,31 +126,6 @@ impl Service {
         &self.rendezvous
     }
 
-    /// Makes clones, all of one freeze.
-    ///
-    /// # Errors
-    /// [`CloneError::Service`].
-    pub async fn clone_all(&self, plans: Vec<Plan>) -> Result<Making, CloneError> {
-        let mut connection = self.connect_or_start().await?;
-        self.send(&mut connection, &Request::Clone { plans }).await?;
-        Ok(Making::new(self.clone(), connection))
-    }
-
-    /// Makes a clone of a source on another host; for a service that was reached by [`Service::reach_for_target`].
-    ///
-    /// # Errors
-    /// [`CloneError::Service`].
-    pub async fn clone_from(&self, host: RemoteHost, plan: Plan) -> Result<Making, CloneError> {
-        let mut connection = self.connect_or_start().await?;
-        self.send(&mut connection, &Request::CloneFrom { host, plan: Box::new(plan) }).await?;
-        Ok(Making::new(self.clone(), connection))
-    }
-
-    /// Watches a clone until it is whole or discarded, also through restarts of the hydrator.
-    pub fn watch(&self, target: &Path) -> Watching {
-        Watching::new(self.clone(), target.to_owned())
-    }
-
     /// How far all clones are; none when no service runs.
     ///
     /// # Errors
@@ -237,7 +209,7 @@ impl Service {
         }
     }
 
-    async fn send(&self, connection: &mut Connection, request: &Request) -> Result<(), CloneError> {
+    pub(super) async fn send(&self, connection: &mut Connection, request: &Request) -> Result<(), CloneError> {
         connection.send(request, &[]).await.map_err(|error| self.lost(&error))
     }
 
@@ -256,7 +228,7 @@ impl Service {
         self.connect().await?.ok_or_else(|| self.error("no clone service runs there".to_owned()))
     }
 
-    async fn connect_or_start(&self) -> Result<Connection, CloneError> {
+    pub(super) async fn connect_or_start(&self) -> Result<Connection, CloneError> {
         let (begin, mut starts) = (Instant::now(), 0);
         let mut started: Option<Child> = None;
         loop {

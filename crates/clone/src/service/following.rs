@@ -7,6 +7,35 @@ use super::client::{MakingEvent, ReadyClone, Service};
 use super::connection::Connection;
 use super::protocol::{CloneState, Event, Progress, Request};
 use crate::CloneError;
+use crate::network::RemoteHost;
+use crate::plan::Plan;
+
+impl Service {
+    /// Makes clones, all of one freeze.
+    ///
+    /// # Errors
+    /// [`CloneError::Service`].
+    pub async fn clone_all(&self, plans: Vec<Plan>) -> Result<Making, CloneError> {
+        let mut connection = self.connect_or_start().await?;
+        self.send(&mut connection, &Request::Clone { plans }).await?;
+        Ok(Making { service: self.clone(), connection })
+    }
+
+    /// Makes a clone of a source on another host; for a service that was reached by [`Service::reach_for_target`].
+    ///
+    /// # Errors
+    /// [`CloneError::Service`].
+    pub async fn clone_from(&self, host: RemoteHost, plan: Plan) -> Result<Making, CloneError> {
+        let mut connection = self.connect_or_start().await?;
+        self.send(&mut connection, &Request::CloneFrom { host, plan: Box::new(plan) }).await?;
+        Ok(Making { service: self.clone(), connection })
+    }
+
+    /// Watches a clone until it is whole or discarded, also through restarts of the hydrator.
+    pub fn watch(&self, target: &Path) -> Watching {
+        Watching { service: self.clone(), target: target.to_owned(), connection: None, is_over: false }
+    }
+}
 
 /// Clones that are being made. Dropped before its end, they are made all the same.
 #[derive(Debug)]
@@ -16,10 +45,6 @@ pub struct Making {
 }
 
 impl Making {
-    pub(super) fn new(service: Service, connection: Connection) -> Making {
-        Making { service, connection }
-    }
-
     /// The next event; none when each clone is ready or has failed.
     ///
     /// # Errors
@@ -51,10 +76,6 @@ pub struct Watching {
 }
 
 impl Watching {
-    pub(super) fn new(service: Service, target: PathBuf) -> Watching {
-        Watching { service, target, connection: None, is_over: false }
-    }
-
     /// The next progress; none after one whose state is final.
     ///
     /// # Errors
