@@ -2,15 +2,17 @@
 
 use std::task::Poll;
 
+use bytes::Bytes;
 use tokio::sync::watch;
 
+use super::catalog::classify_with;
 use super::loaded::fingerprint_of;
 use super::*;
 use crate::config::{RouterConfiguration, RouterSettings};
 use crate::epoch::Demand;
 use crate::epoch::model_server::ModelServers;
 use crate::settings::Settings;
-use crate::sql::Part;
+use crate::sql::{Catalog, ClassificationCache, Part};
 
 /// Far beyond what anything here takes on a machine that has more to do.
 const LONG: Duration = Duration::from_secs(120);
@@ -36,7 +38,7 @@ async fn refresh_held(models: &ModelServers, database: &Arc<Database>) -> JoinHa
     models.forget();
     let refreshing = tokio::spawn({
         let database = database.clone();
-        async move { database.refresh_catalog().await }
+        async move { database.catalog.refresh().await }
     });
     models.hears(LEADER, FUNCTIONS, 1).await;
     refreshing
@@ -93,20 +95,20 @@ async fn a_database_opened_without_its_leader_gets_its_tripwire_before_the_first
 async fn the_catalog_is_read_anew_beside_the_sessions() {
     let models = ModelServers::start(0).await;
     let database = open(&models).await.unwrap();
-    let (before, version) = (database.catalog().await, database.catalog_version());
+    let (before, version) = (database.catalog.up_to_date().await, database.catalog.version());
     let refreshing = refresh_held(&models, &database).await;
-    assert!(Arc::ptr_eq(&database.catalog().await, &before), "who comes meanwhile does not wait");
+    assert!(Arc::ptr_eq(&database.catalog.up_to_date().await, &before), "who comes meanwhile does not wait");
     models.let_go(LEADER);
     refreshing.await.unwrap();
-    assert!(Arc::ptr_eq(&database.catalog().await, &before) && database.catalog_version() == version);
+    assert!(Arc::ptr_eq(&database.catalog.up_to_date().await, &before) && database.catalog.version() == version);
     // The same after DDL that changes nothing of it, such as CREATE INDEX: what was classified stays classified.
-    database.catalog_changed(true);
-    assert!(Arc::ptr_eq(&database.catalog().await, &before));
+    database.catalog.changed(true);
+    assert!(Arc::ptr_eq(&database.catalog.up_to_date().await, &before));
     // And what differs is taken.
-    lock(&database.catalog).fingerprint = None;
-    let version = database.catalog_version();
-    database.refresh_catalog().await;
-    assert!(!Arc::ptr_eq(&database.catalog().await, &before) && database.catalog_version() == version + 1);
+    lock(&database.catalog.known).fingerprint = None;
+    let version = database.catalog.version();
+    database.catalog.refresh().await;
+    assert!(!Arc::ptr_eq(&database.catalog.up_to_date().await, &before) && database.catalog.version() == version + 1);
 }
 
 /// A session reads a catalog anew in which something was locked, and its client goes meanwhile.
@@ -114,14 +116,14 @@ async fn the_catalog_is_read_anew_beside_the_sessions() {
 async fn a_client_that_goes_while_the_catalog_is_read_anew_keeps_nobody_from_reading_it() {
     let models = ModelServers::start(0).await;
     let database = open(&models).await.unwrap();
-    let before = database.catalog().await;
+    let before = database.catalog.up_to_date().await;
     let refreshing = refresh_held(&models, &database).await;
     refreshing.abort();
     assert!(refreshing.await.unwrap_err().is_cancelled());
     models.let_go(LEADER);
-    lock(&database.catalog).fingerprint = None;
-    database.refresh_catalog().await;
-    assert!(!Arc::ptr_eq(&database.catalog().await, &before));
+    lock(&database.catalog.known).fingerprint = None;
+    database.catalog.refresh().await;
+    assert!(!Arc::ptr_eq(&database.catalog.up_to_date().await, &before));
 }
 
 /// After DDL nothing is believed that was known before: who asks waits, and what was being read beside is not enough.
@@ -132,18 +134,18 @@ async fn after_ddl_nobody_is_served_by_the_catalog_of_before() {
     let models = ModelServers::start(0).await;
     let database = open(&models).await.unwrap();
     let refreshing = refresh_held(&models, &database).await;
-    database.catalog_changed(true);
-    lock(&database.catalog).fingerprint = None;
+    database.catalog.changed(true);
+    lock(&database.catalog.known).fingerprint = None;
     let mut asked = tokio::spawn({
         let database = database.clone();
-        async move { database.catalog().await }
+        async move { database.catalog.up_to_date().await }
     });
     models.hears(LEADER, FUNCTIONS, 2).await;
-    assert!(!asked.is_finished() && database.current_catalog().is_none());
+    assert!(!asked.is_finished() && database.catalog.current().is_none());
     models.let_go(LEADER);
     refreshing.await.unwrap();
     (&mut asked).await.unwrap();
-    assert_eq!(lock(&database.catalog).version, database.catalog_version());
+    assert_eq!(lock(&database.catalog.known).version, database.catalog.version());
 }
 
 /// While the catalog of after DDL is on its way, a COMMIT keeps no locks for it; what may call something waits.
@@ -152,7 +154,7 @@ async fn what_no_catalog_has_a_say_in_waits_for_none() {
     let models = ModelServers::start(0).await;
     let database = open(&models).await.unwrap();
     models.hold(LEADER, FUNCTIONS);
-    database.catalog_changed(true);
+    database.catalog.changed(true);
     for (sql, waits) in [
         ("BEGIN; SET LOCAL search_path = a", false),
         ("COMMIT", false),
@@ -170,7 +172,7 @@ async fn what_no_catalog_has_a_say_in_waits_for_none() {
         ("SELEC", true),
     ] {
         let sql = Bytes::from(sql);
-        let mut classifying = std::pin::pin!(database.classify(&sql));
+        let mut classifying = std::pin::pin!(database.catalog.classify(&sql));
         let classified = std::future::poll_fn(|context| Poll::Ready(classifying.as_mut().poll(context))).await;
         assert_eq!(classified.is_pending(), waits, "{sql:?}");
         if let Poll::Ready(classified) = classified {
@@ -179,16 +181,16 @@ async fn what_no_catalog_has_a_say_in_waits_for_none() {
         }
     }
     // Behind what may have made an event trigger, DDL waits to know.
-    database.catalog_changed(false);
+    database.catalog.changed(false);
     for (sql, waits) in [("CREATE INDEX ON t (a)", true), ("COMMIT", false)] {
         let sql = Bytes::from(sql);
-        let mut classifying = std::pin::pin!(database.classify(&sql));
+        let mut classifying = std::pin::pin!(database.catalog.classify(&sql));
         let classified = std::future::poll_fn(|context| Poll::Ready(classifying.as_mut().poll(context))).await;
         assert_eq!(classified.is_pending(), waits, "{sql:?}");
     }
     models.let_go(LEADER);
-    assert!(database.classify(&Bytes::from("SELECT 1")).await.is_ok());
-    assert!(!database.may_have_event_triggers());
+    assert!(database.catalog.classify(&Bytes::from("SELECT 1")).await.is_ok());
+    assert!(!database.catalog.may_have_event_triggers());
 }
 
 /// Rows may come in any order, and each value counts.

@@ -136,7 +136,7 @@ struct CatalogChange {
 impl Drop for CatalogChange {
     fn drop(&mut self) {
         if let Some(database) = self.database.upgrade() {
-            database.catalog_changed(self.change == Change::Creates { defines: false });
+            database.catalog.changed(self.change == Change::Creates { defines: false });
         }
     }
 }
@@ -296,7 +296,7 @@ impl Session {
             return false;
         }
         let sql = format!("SELECT 1 FROM pg_catalog.pg_class WHERE relpersistence <> 't' AND ({condition}) LIMIT 1");
-        let asked = self.database.ask_catalog(&sql);
+        let asked = self.database.catalog.ask(&sql);
         matches!(tokio::time::timeout(OUTSIDE_TIMEOUT, asked).await, Ok(Ok(rows)) if rows.is_empty())
     }
 

@@ -242,8 +242,8 @@ impl Session {
                     .hint("Close or DEALLOCATE those that are not needed any more."),
             );
         }
-        let classified_at = self.database.catalog_version();
-        let statement = match self.database.classify(&parse.sql).await {
+        let classified_at = self.database.catalog.version();
+        let statement = match self.database.catalog.classify(&parse.sql).await {
             Ok(statements) if statements.len() > 1 => {
                 return Next::Error(SqlError::error(
                     sqlstate::SYNTAX_ERROR,
@@ -257,7 +257,8 @@ impl Session {
             Err(_) => {
                 // The leader's parser says in its words what is wrong; the statement exists for nobody.
                 let settings = self.settings_of_statements();
-                let text = self.database.prepared_texts().shared(self.user.clone(), parse.sql, parse.types, settings);
+                let text =
+                    self.database.catalog.prepared_texts().shared(self.user.clone(), parse.sql, parse.types, settings);
                 piece.request.items.push(Item::Parse { text, named: false });
                 piece.traits.reads_only = false;
                 self.statements.remove(&parse.name);
@@ -269,7 +270,12 @@ impl Session {
         let (prepared, kept) = match statement.as_ref().filter(|_| !own) {
             Some(statement) => self.text_of(parse, statement, &piece.traits),
             None => (
-                self.database.prepared_texts().shared(self.user.clone(), parse.sql, parse.types, Arc::default()),
+                self.database.catalog.prepared_texts().shared(
+                    self.user.clone(),
+                    parse.sql,
+                    parse.types,
+                    Arc::default(),
+                ),
                 Kept::Not,
             ),
         };
@@ -289,11 +295,11 @@ impl Session {
 
     /// Classifies a statement again if the catalog has changed since: a view may write now that did not.
     async fn classify_again(&mut self, name: &Bytes, statement: &mut ClientStatement) {
-        let version = self.database.catalog_version();
+        let version = self.database.catalog.version();
         if statement.classified_at == version || statement.statement.is_none() {
             return;
         }
-        statement.statement = match self.database.classify(&statement.text.sql).await {
+        statement.statement = match self.database.catalog.classify(&statement.text.sql).await {
             Ok(statements) => statements.first().cloned(),
             Err(_) => Some(Statement::unknown(statement.text.sql.len())),
         };

@@ -45,7 +45,7 @@ impl Session {
         // Behind an error the server refuses it, which it must be asked for.
         let has_failed = self.transaction.as_ref().is_some_and(|transaction| transaction.failed);
         let behind_ddl = has_failed || self.is_behind_ddl(before);
-        let mut texts = self.database.prepared_texts();
+        let mut texts = self.database.catalog.prepared_texts();
         let (user, Parse { sql, types, .. }) = (self.user.clone(), parse);
         if !keeps && !has_own && behind_ddl {
             return (texts.behind_ddl(user, sql, types, settings), Kept::Not);
@@ -132,11 +132,11 @@ impl Session {
                     return Ok(());
                 }
                 // What is made of it there others must not find.
-                self.database.prepared_texts().copy_behind_ddl(&text, now)
+                self.database.catalog.prepared_texts().copy_behind_ddl(&text, now)
             } else if is_as_it_was && !text.private {
                 return Ok(());
             } else {
-                self.database.prepared_texts().under(&text, &now)
+                self.database.catalog.prepared_texts().under(&text, &now)
             };
             if !Arc::ptr_eq(&anew, &text) {
                 statement.named |= anew.private && !anew.own_result;
@@ -151,7 +151,7 @@ impl Session {
         if !is_known && is_as_it_was && (self.has_prepared(text.number) || parses(piece, statement)) {
             return Ok(());
         }
-        let text = self.database.prepared_texts().private_copy(&text);
+        let text = self.database.catalog.prepared_texts().private_copy(&text);
         self.keep(&text);
         self.parse_as_then(&text).await?;
         *statement = ClientStatement { text, named: true, kept: Kept::Settings, before_ddl: None, ..statement.clone() };
@@ -171,7 +171,7 @@ impl Session {
             }
         } else if statement.text.is_outdated() {
             let settings = statement.text.settings.clone();
-            statement.text = self.database.prepared_texts().copy_behind_ddl(before, settings);
+            statement.text = self.database.catalog.prepared_texts().copy_behind_ddl(before, settings);
         } else {
             return;
         }

@@ -29,7 +29,7 @@ impl Session {
         if self.transaction.is_none() {
             self.portals.clear();
         }
-        match self.database.classify(&sql).await {
+        match self.database.catalog.classify(&sql).await {
             Ok(statements) if statements.is_empty() => {
                 let start = begin_message(&mut self.client.output, b'I');
                 end_message(&mut self.client.output, start);
@@ -168,8 +168,12 @@ impl Session {
     /// Asks a server what it makes of a statement, without running it.
     pub(super) fn parses(&mut self, sql: Bytes) -> Request {
         let settings = self.settings_of_statements();
-        let text =
-            self.database.prepared_texts().shared(self.user.clone(), sql, Bytes::from_static(NO_TYPES), settings);
+        let text = self.database.catalog.prepared_texts().shared(
+            self.user.clone(),
+            sql,
+            Bytes::from_static(NO_TYPES),
+            settings,
+        );
         Request { items: vec![Item::Parse { text, named: false }] }
     }
 

@@ -158,7 +158,7 @@ fn visit_prepared(
     change: &mut impl FnMut(u32) -> Option<u32>,
 ) {
     if let Some(sql) = in_text(&text.sql, change) {
-        let mut texts = session.database.prepared_texts();
+        let mut texts = session.database.catalog.prepared_texts();
         *text = texts.shared(text.user.clone(), sql, text.types.clone(), text.settings.clone());
         *named = false;
     }
