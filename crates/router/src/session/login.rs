@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::cancel::{CancelSlot, cancel, cancels, process_id};
+use super::cancel::{CancelSlot, cancel, process_id};
 use super::epoch_read::InFlight;
 use super::presence::Presence;
+use super::registration::{ConnectionSlot, Place, SessionRegistration, too_many_clients};
 use super::relay::{self, Ended, FROM_CLIENT_IN_PARTS, Hold, Relay};
 use super::request::put_own;
 use super::role::{DatabaseAccess, look_up_admission, may_look};
@@ -113,80 +114,6 @@ pub async fn serve(router: Arc<RouterState>, socket: Socket) {
             let _ = relay::flush(&mut client).await;
         }
         Err(LoginError::Client(error)) => tracing::debug!(%error, "lost a client while it logged in"),
-    }
-}
-
-/// One of the clients that the router counts.
-struct ConnectionSlot(Arc<RouterState>);
-
-impl ConnectionSlot {
-    fn take(router: &Arc<RouterState>) -> ConnectionSlot {
-        router.clients.fetch_add(1, SeqCst);
-        ConnectionSlot(router.clone())
-    }
-}
-
-impl Drop for ConnectionSlot {
-    fn drop(&mut self) {
-        self.0.clients.fetch_sub(1, SeqCst);
-    }
-}
-
-/// The place of one of `clients_max` that have shown who they are.
-struct Place(Arc<RouterState>);
-
-impl Place {
-    fn take(router: &Arc<RouterState>) -> Result<Place, LoginError> {
-        let before = router.authenticated.fetch_add(1, SeqCst);
-        let place = Place(router.clone());
-        if before < router.settings().clients_max { Ok(place) } else { Err(too_many_clients()) }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.authenticated.fetch_sub(1, SeqCst);
-    }
-}
-
-fn too_many_clients() -> LoginError {
-    let text = "sorry, too many clients already";
-    LoginError::Refused(SqlError::fatal(sqlstate::TOO_MANY_CONNECTIONS, text))
-}
-
-/// A client inside a database; leaves it, its back end and its cancel key when dropped.
-pub(super) struct SessionRegistration {
-    router: Arc<RouterState>,
-    database: Arc<Database>,
-    number: u64,
-    secret: u32,
-    is_template: bool,
-}
-
-impl SessionRegistration {
-    fn enter(
-        router: &Arc<RouterState>,
-        database: &Arc<Database>,
-        cancel: &Arc<CancelSlot>,
-        is_template: bool,
-    ) -> SessionRegistration {
-        database.enter(&router.serializable);
-        let number = router.last_session.fetch_add(1, Relaxed) + 1;
-        let secret = rand::random();
-        cancels(router).insert((process_id(number), secret), Arc::downgrade(cancel));
-        SessionRegistration { router: router.clone(), database: database.clone(), number, secret, is_template }
-    }
-}
-
-impl Drop for SessionRegistration {
-    fn drop(&mut self) {
-        self.database.leave();
-        self.database.leader.forget(self.number);
-        cancels(&self.router).remove(&(process_id(self.number), self.secret));
-        if self.is_template && self.database.clients.load(SeqCst) == 0 {
-            // Whoever copies it, through the router or not, needs it without connections.
-            self.router.leave_database(&self.database);
-        }
     }
 }
 
@@ -290,7 +217,7 @@ async fn log_in(
     let network = address.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |address| address.ip());
     let introduced = introduce(router, client, network).await?;
     let Some(Authenticated { startup, credentials, access }) = introduced else { return Ok(LogIn::Cancel) };
-    *place = Some(Place::take(router)?);
+    *place = Some(Place::take(router).map_err(LoginError::Refused)?);
     if startup.database == console::DATABASE {
         if !may_look(router, &startup.user).await {
             let text = format!("role \"{}\" may not look at the router", startup.user);
@@ -315,7 +242,12 @@ async fn heard<T>(
     saying: impl Future<Output = Result<T, LoginError>>,
 ) -> Result<T, LoginError> {
     let max = router.settings().clients_max.max(UNAUTHENTICATED_MIN);
-    router.unauthenticated.admit(network, max).greet(saying).await.unwrap_or_else(|| Err(too_many_clients()))
+    router
+        .unauthenticated
+        .admit(network, max)
+        .greet(saying)
+        .await
+        .unwrap_or_else(|| Err(LoginError::Refused(too_many_clients())))
 }
 
 /// Hears who a client is; none when that was a request to cancel.
@@ -349,7 +281,7 @@ async fn introduce(
     // Those, too, whose turn to be looked up has not come.
     let others = router.clients.load(SeqCst).saturating_sub(authenticated);
     if authenticated >= max || others > 2 * max.max(UNAUTHENTICATED_MIN) {
-        return Err(too_many_clients());
+        return Err(LoginError::Refused(too_many_clients()));
     }
     let startup = StartupOptions::of(parameters).map_err(LoginError::Refused)?;
     let (credentials, access) = authenticate(router, client, network, &startup).await?;

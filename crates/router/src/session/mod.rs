@@ -30,6 +30,7 @@ mod kept_statement;
 mod login;
 mod own_setting;
 mod presence;
+mod registration;
 mod relay;
 mod request;
 mod reset;
@@ -160,7 +161,7 @@ pub struct Session {
     database: Arc<Database>,
     client: Channel,
     number: u64,
-    _inside: login::SessionRegistration,
+    _inside: registration::SessionRegistration,
     user: Arc<str>,
     credentials: Arc<Credentials>,
     settings: Arc<Settings>,
