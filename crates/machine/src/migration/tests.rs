@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use onecopy_disk::{CreateOptions, Disk};
 use onecopy_hypervisor::State;
+use onecopy_postgres::ServiceUser;
 
 use super::*;
-use crate::desired_state::{DesiredState, Takeover};
+use crate::desired_state::{self, DesiredState, Takeover};
 use crate::keeper::verdict;
 use crate::{GuestImage, MachineConfiguration};
 
