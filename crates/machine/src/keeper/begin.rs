@@ -10,7 +10,8 @@ use rustix::process::Signal;
 use tokio::sync::watch;
 
 use super::guest::Begun;
-use super::server::{Launch, Server};
+use super::launch::Launch;
+use super::server::Server;
 use super::servers::Servers;
 use super::state::Keeper;
 use super::verdict::failed;

@@ -18,7 +18,7 @@ use tokio::runtime::Handle;
 
 use super::parts::{Disk, Memory, PauseParts, Processors, Record, recover};
 use super::prefix::prefix;
-use super::server::LOOK_INTERVAL;
+use super::processes::LOOK_INTERVAL;
 use super::state::Keeper;
 use super::unresponsive::unix_ms;
 use super::{frozen, held, memory, network};

@@ -14,7 +14,7 @@ use onecopy_disk_server::DiskClient;
 use onecopy_disk_server::protocol::{ChangedBlocks, Request};
 
 use super::disk_comparison::{Difference, Peer, compare, not_zero};
-use super::server::nbd_socket;
+use super::role::nbd_socket;
 use super::shared_disk::nbd_url;
 use crate::MachineHome;
 

@@ -12,7 +12,7 @@ use onecopy_postgres::ServiceUser;
 
 use super::arrive::Arriving;
 use super::restore::{self, Restored};
-use super::server::{self, Role};
+use super::role::{self, Role};
 use super::{memory, network};
 use crate::desired_state::{self, DesiredState, Found, Takeover};
 use crate::home::absent_is_fine;
@@ -239,7 +239,7 @@ pub(super) fn configuration(
     configuration.processors = machine.processors;
     let backend = match machine.transport() {
         Transport::Nbd => DiskBackend::Nbd {
-            server: NbdServer::Unix(server::nbd_socket(home)),
+            server: NbdServer::Unix(role::nbd_socket(home)),
             export: String::new(),
             reconnect_delay_s: RECONNECT_DELAY_S,
         },
@@ -463,8 +463,8 @@ pub(super) mod tests {
         assert!(!has(&words, "vhost-user-blk-pci") && !has(&words, "virtio-balloon-pci"), "{words:?}");
         let words = arguments(&home, &usual);
         assert!(has(&words, "memory-backend-memfd") && has(&words, "vhost-user-blk-pci,"), "{words:?}");
-        let told = server::disk_arguments(&home);
-        let nbd = format!("unix:{}", server::nbd_socket(&home).display());
+        let told = role::disk_arguments(&home);
+        let nbd = format!("unix:{}", role::nbd_socket(&home).display());
         assert!(told.iter().any(|word| *word == *nbd), "whichever its QEMU was started with: {told:?}");
         let error = MachineConfiguration::check_checkpoints(QemuVersion { major: 9, minor: 2 }).unwrap_err();
         assert!(error.to_string().contains("QEMU 10.0"), "{error}");
@@ -477,7 +477,7 @@ pub(super) mod tests {
     #[test]
     fn v32_a_disk_has_a_queue_for_each_processor_and_its_server_offers_as_many() {
         let (_directory, home) = with_image();
-        let told = server::disk_arguments(&home);
+        let told = role::disk_arguments(&home);
         let position = told.iter().position(|word| word == "--queues").unwrap();
         let offered: u32 = told[position + 1].to_str().unwrap().parse().unwrap();
         for processors in [1, 2, PROCESSORS_MAX] {

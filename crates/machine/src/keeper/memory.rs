@@ -8,9 +8,12 @@ use onecopy_checkpoint::memory::{self, Descriptors, GuestMemory, MemoryOptions};
 use onecopy_postgres::ServiceUser;
 use rustix::process::{Resource, Rlimit, Signal};
 
+use super::launch::Launch;
+use super::processes::LOOK_INTERVAL;
 use super::processes::{end_left_server, server_of};
 use super::restore::{self, Restored};
-use super::server::{LOOK_INTERVAL, Launch, READY_TIMEOUT, Role, Server};
+use super::role::Role;
+use super::server::{READY_TIMEOUT, Server};
 use crate::home::absent_is_fine;
 use crate::memory_server::{MemoryClient, Request, ServedMemory, descriptor_of};
 use crate::{MachineConfiguration, MachineError, MachineHome};

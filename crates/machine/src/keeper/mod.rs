@@ -14,6 +14,7 @@ mod former_disk;
 mod frozen;
 mod guest;
 mod held;
+mod launch;
 mod link;
 mod memory;
 mod memory_file;
@@ -28,6 +29,7 @@ mod protection;
 mod protocol;
 mod receive_order;
 mod restore;
+mod role;
 mod rounds;
 mod run;
 mod sent_pages;
@@ -45,7 +47,7 @@ pub(crate) use checkpoint::forget_at_rest;
 pub(super) use memory::{clear as clear_memory, is_private, refuse_elsewhere};
 pub(super) use network::clear as clear_network;
 pub use parts::PauseParts;
-pub(super) use processes::{end_left_servers, server_of, servers_of};
+pub(super) use processes::{CLOSE_TIMEOUT, end_left_servers, server_of, servers_of};
 pub use protection::{
     DETECTION_S_DEFAULT, DETECTION_S_RANGE, Durability, PERIOD_MS_DEFAULT, ProtectionOrder, ProtectionRole,
     ProtectionState, ProtectionStatus, check_detection,
@@ -54,6 +56,6 @@ pub use protocol::{
     KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationEvent, MigrationOrder, Prediction,
 };
 pub(super) use restore::forget as forget_restore;
+pub(super) use role::Role;
 pub use run::run;
-pub(super) use server::{CLOSE_TIMEOUT, Role};
 pub use unresponsive::unix_ms;

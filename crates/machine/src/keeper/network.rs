@@ -13,8 +13,11 @@ use rustix::process::Signal;
 use tokio::runtime::Handle;
 
 use super::guest::connect;
+use super::launch::{Launch, NetworkDescriptors};
+use super::processes::LOOK_INTERVAL;
 use super::processes::{end_left_server, server_of};
-use super::server::{LOOK_INTERVAL, Launch, NetworkDescriptors, READY_TIMEOUT, Role, Server};
+use super::role::Role;
+use super::server::{READY_TIMEOUT, Server};
 use super::state::Keeper;
 use crate::home::{absent_is_fine, write_own_file};
 use crate::memory_server::descriptor_of;

@@ -2,13 +2,22 @@
 
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use onecopy_postgres::runs_as;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::server::{CLOSE_TIMEOUT, KILL_TIMEOUT, LOOK_INTERVAL, Role};
+use super::role::Role;
 use crate::MachineHome;
+
+/// How long it may take to write back what its files have not got yet.
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A killed process is gone within this.
+pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often it is looked at.
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The process that serves a machine's disk, or its memory, as far as can be seen.
 pub(crate) fn server_of(role: Role, home: &MachineHome) -> Option<u32> {

@@ -29,7 +29,7 @@ use rustix::process::Signal;
 use tokio::io::AsyncWriteExt;
 
 use super::processes::end_left_server;
-use super::server::Role;
+use super::role::Role;
 use super::{frozen, guest};
 use crate::fork::StartPoint;
 use crate::hardware::Hardware;

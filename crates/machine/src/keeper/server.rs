@@ -7,49 +7,26 @@
 //!                                  └── died, or not started ───┘
 //! ```
 
-use std::ffi::OsString;
 use std::fs;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onecopy_checkpoint::memory::Descriptors;
-use onecopy_disk::vhost_user::QUEUES_MAX;
-use onecopy_postgres::ServiceUser;
-use rustix::process::{Signal, geteuid, kill_process};
+use rustix::process::{Signal, kill_process};
 use tokio::process::Child;
 
+use super::launch::Launch;
 use super::memory;
 use super::memory_file::MemoryOpen;
-use super::processes::{process_of, servers_of, serves, signal_if_it_serves};
+use super::processes::{
+    CLOSE_TIMEOUT, KILL_TIMEOUT, LOOK_INTERVAL, process_of, servers_of, serves, signal_if_it_serves,
+};
+use super::role::Role;
 use crate::MachineHome;
-
-/// The subcommand of this program that serves memory.
-pub const MEMORY_SERVER_COMMAND: &str = "memory-server";
-
-/// The subcommand of this program that passes a machine's frames.
-pub const NETWORK_HOLDER_COMMAND: &str = "network-holder";
-
-/// The subcommand of this program that serves a disk.
-const DISK_SERVER_COMMAND: &str = "disk-server";
-
-/// The kernel's way to the file that a process runs; see proc_pid_exe(5).
-const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// How long it may take until the machine can connect: it recovers first.
 pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// How long it may take to write back what its files have not got yet.
-pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// A killed process is gone within this.
-pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How often it is looked at.
-pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How often one is looked at that is not our child.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
@@ -62,138 +39,6 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 
 /// One that has served for so long was well.
 const HEALTHY_PERIOD: Duration = Duration::from_secs(30);
-
-/// What a process serves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// The machine's disk.
-    Disk,
-    /// Its memory.
-    Memory,
-    /// Its network.
-    Network,
-}
-
-impl Role {
-    /// All of them.
-    pub(crate) const ALL: [Role; 3] = [Role::Disk, Role::Memory, Role::Network];
-}
-
-impl std::fmt::Display for Role {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str(match self {
-            Role::Disk => "disk server",
-            Role::Memory => "memory server",
-            Role::Network => "network holder",
-        })
-    }
-}
-
-impl Role {
-    /// The socket whose being there tells that it serves: the machine connects to that of the disk.
-    pub(super) fn socket(self, home: &MachineHome) -> PathBuf {
-        match self {
-            Role::Disk => home.in_run("vhost.sock"),
-            Role::Memory => home.memory_socket(),
-            Role::Network => home.network_socket(),
-        }
-    }
-
-    fn log(self, home: &MachineHome) -> PathBuf {
-        match self {
-            Role::Disk => home.disk_log(),
-            Role::Memory => home.memory_log(),
-            Role::Network => home.network_log(),
-        }
-    }
-
-    fn process_file(self, home: &MachineHome) -> PathBuf {
-        match self {
-            Role::Disk => home.disk_process_file(),
-            Role::Memory => home.memory_process_file(),
-            Role::Network => home.network_process_file(),
-        }
-    }
-
-    /// By what its process is found: its subcommand, and what it serves.
-    pub(super) fn words(self, home: &MachineHome) -> (&'static str, PathBuf) {
-        match self {
-            Role::Disk => (DISK_SERVER_COMMAND, home.disk()),
-            Role::Memory => (MEMORY_SERVER_COMMAND, home.root().to_owned()),
-            Role::Network => (NETWORK_HOLDER_COMMAND, home.root().to_owned()),
-        }
-    }
-
-    /// The user that it runs as: the disk's files are its server's, the others are of their keeper's account.
-    pub(super) fn account(self, home: &MachineHome) -> Option<u32> {
-        match self {
-            Role::Disk => fs::symlink_metadata(home.disk()).ok().map(|found| found.uid()),
-            Role::Memory | Role::Network => Some(geteuid().as_raw()),
-        }
-    }
-}
-
-/// With what such a process is started.
-#[derive(Debug)]
-pub(super) enum Launch {
-    /// The disk's runs as this account.
-    Disk(ServiceUser),
-    /// The memory's takes these over from this process, and runs as it.
-    Memory(Descriptors),
-    /// So does the network's.
-    Network(NetworkDescriptors),
-    /// A memory's which this process has open: it has not what a server needs, so one that dies now is the last one.
-    OnceClosed(MemoryOpen),
-}
-
-/// What must outlive a network holder.
-#[derive(Debug)]
-pub(super) struct NetworkDescriptors {
-    /// The tap interface.
-    pub tap: OwnedFd,
-    /// The memory file with what is held.
-    pub state: OwnedFd,
-}
-
-impl Launch {
-    fn role(&self) -> Role {
-        match self {
-            Launch::Disk(_) => Role::Disk,
-            Launch::Memory(_) => Role::Memory,
-            Launch::Network(_) => Role::Network,
-            Launch::OnceClosed(_) => Role::Memory,
-        }
-    }
-
-    /// What starts one. An error: this process has not what it needs.
-    fn command(&self, home: &MachineHome) -> Result<std::process::Command, String> {
-        Ok(match self {
-            Launch::OnceClosed(_) => return Err("nobody has what its server needs".to_owned()),
-            Launch::Disk(user) => {
-                let mut command = user.command(OWN_PROGRAM);
-                command.envs(std::env::vars_os().filter(|(name, _)| name == "RUST_LOG"));
-                command.args(disk_arguments(home));
-                command
-            }
-            Launch::Memory(Descriptors { device, state }) => {
-                taking_over(MEMORY_SERVER_COMMAND, home, [("--device", device), ("--state", state)])
-            }
-            Launch::Network(NetworkDescriptors { tap, state }) => {
-                taking_over(NETWORK_HOLDER_COMMAND, home, [("--tap", tap), ("--state", state)])
-            }
-        })
-    }
-}
-
-/// A process that takes descriptors over from this one, by their numbers here.
-fn taking_over(command: &str, home: &MachineHome, descriptors: [(&str, &OwnedFd); 2]) -> std::process::Command {
-    let mut process = std::process::Command::new(OWN_PROGRAM);
-    process.current_dir("/").stdin(Stdio::null()).arg(command).arg(home.root());
-    for (name, descriptor) in descriptors {
-        process.arg(name).arg(descriptor.as_raw_fd().to_string());
-    }
-    process
-}
 
 /// The process that serves a machine's disk or memory, or passes its frames.
 #[derive(Debug)]
@@ -476,28 +321,15 @@ impl Server {
     }
 }
 
-/// Where the disk is reached over NBD.
-pub(super) fn nbd_socket(home: &MachineHome) -> PathBuf {
-    home.in_run("nbd.sock")
-}
-
-/// What a disk server is told. It offers both transports, and as many queues as a back end can have: QEMU takes those
-/// that it was started with, and goes on with them when the server is another one and `machine.toml` says something
-/// else by then.
-pub(super) fn disk_arguments(home: &MachineHome) -> Vec<OsString> {
-    let mut nbd = OsString::from("unix:");
-    nbd.push(nbd_socket(home));
-    let (socket, queues) = (Role::Disk.socket(home), QUEUES_MAX.to_string());
-    let options = ["--vhost".into(), socket.into(), "--queues".into(), queues.into(), "--nbd".into(), nbd];
-    [DISK_SERVER_COMMAND.into(), home.disk().into()].into_iter().chain(options).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use onecopy_postgres::ServiceUser;
     use onecopy_testing::until;
 
     use super::*;
     use crate::MachineHome;
+    use crate::keeper::memory_file::MemoryOpen;
+    use crate::keeper::role::{DISK_SERVER_COMMAND, MEMORY_SERVER_COMMAND};
 
     #[tokio::test]
     async fn a_wait_for_the_disk_may_be_given_up_and_goes_on_where_it_was() {

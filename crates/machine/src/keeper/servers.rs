@@ -2,7 +2,8 @@
 
 use std::convert::Infallible;
 
-use super::server::{Role, Server, ServerEvent};
+use super::role::Role;
+use super::server::{Server, ServerEvent};
 use super::state::Keeper;
 use super::{memory, network};
 use crate::MachineHome;
