@@ -36,6 +36,11 @@ const UNPROTECT_TIMEOUT: Duration = ALONE_AFTER.saturating_add(Duration::from_se
 const PROGRESS_MAX: usize = 16;
 
 impl Keeper {
+    /// The machine, once it runs.
+    fn running(&self) -> Result<&Machine, MachineError> {
+        self.machine.get().ok_or_else(|| MachineError::DoesNotRun { name: self.home.name().clone() })
+    }
+
     /// Nobody's word is kept for later: it may be wrong then.
     fn decide(&self, token: &str, goes: bool) -> KeeperReply {
         let mut deciding = self.deciding.lock().unwrap_or_else(PoisonError::into_inner);
@@ -55,8 +60,7 @@ impl Keeper {
         order: MigrationOrder,
         progress: &mpsc::Sender<KeeperReply>,
     ) -> Result<KeeperReply, MachineError> {
-        let machine = self.machine.get().cloned();
-        let machine = machine.ok_or_else(|| MachineError::DoesNotRun { name: self.home.name().clone() })?;
+        let machine = self.running()?.clone();
         let (keeper, is_cancelled, told) = (Arc::clone(self), Arc::new(AtomicBool::new(false)), progress.clone());
         let _cancels = Cancels(Arc::clone(&is_cancelled));
         let migrating = tokio::spawn(async move {
@@ -94,8 +98,7 @@ impl Keeper {
     }
 
     fn protect(self: &Arc<Keeper>, order: &ProtectionOrder) -> Result<(), MachineError> {
-        let machine = self.machine.get();
-        let machine = machine.ok_or_else(|| MachineError::DoesNotRun { name: self.home.name().clone() })?;
+        let machine = self.running()?;
         protect::begin(self, machine, order)
     }
 
@@ -181,8 +184,7 @@ impl Keeper {
 
     /// Makes the machine stand, or run again.
     async fn set_paused(self: &Arc<Keeper>, is_wanted: bool) -> Result<(), MachineError> {
-        let does_not_run = || MachineError::DoesNotRun { name: self.home.name().clone() };
-        let machine = self.machine.get().ok_or_else(does_not_run)?;
+        let machine = self.running()?;
         // A take would let go what is to stand.
         let _alone = self.no_take().await;
         if is_wanted {
@@ -204,8 +206,7 @@ impl Keeper {
         keep: Option<u64>,
         holds_server: bool,
     ) -> Result<CheckpointTaken, MachineError> {
-        let machine = self.machine.get().cloned();
-        let machine = machine.ok_or_else(|| MachineError::DoesNotRun { name: self.home.name().clone() })?;
+        let machine = self.running()?.clone();
         let keeper = Arc::clone(self);
         let taking = tokio::spawn(async move {
             let _alone = keeper.alone()?;
@@ -217,8 +218,7 @@ impl Keeper {
     /// Forgets these checkpoints and that of a held server, and what no checkpoint names, also when who has asked has
     /// gone: no take, and no migration, begins before it is done.
     async fn forget_checkpoints(self: &Arc<Keeper>, numbers: Vec<u64>) -> Result<(), MachineError> {
-        let machine = self.machine.get().cloned();
-        let machine = machine.ok_or_else(|| MachineError::DoesNotRun { name: self.home.name().clone() })?;
+        let machine = self.running()?.clone();
         let keeper = Arc::clone(self);
         let forgetting = tokio::spawn(async move {
             let _alone = keeper.alone()?;
@@ -243,8 +243,7 @@ impl Keeper {
 
     /// A fork that knows who it is, from now on: it is reached, and reaches others.
     async fn connect(&self) -> Result<(), MachineError> {
-        let machine = self.machine.get();
-        let machine = machine.ok_or_else(|| MachineError::DoesNotRun { name: self.home.name().clone() })?;
+        let machine = self.running()?;
         guest::connect(&self.home, machine).await
     }
 
