@@ -54,6 +54,17 @@ pub enum Hold {
     InCommitBarrier,
 }
 
+impl Hold {
+    /// How long a client may take nothing, by the limit for clients; none: for ever.
+    fn stall_max(self, limit: Option<Duration>) -> Option<Duration> {
+        match self {
+            // No gate closes meanwhile.
+            Hold::InCommitBarrier => Some(limit.unwrap_or(STALL_IN_BARRIER_MAX).min(STALL_IN_BARRIER_MAX)),
+            Hold::Briefly | Hold::Tentatively | Hold::TentativelyToItsEnd => limit,
+        }
+    }
+}
+
 /// Carries answers from `backend` to `client` until all that is `expected` is there.
 pub struct Relay<'a> {
     client: &'a mut Channel,
@@ -420,13 +431,7 @@ impl<'a> Relay<'a> {
     async fn flush_client(&mut self) -> Result<(), RelayError> {
         (self.went_out, self.holds_rows, self.held_since) = (true, false, None);
         self.start = 0;
-        let stall_max = match self.hold {
-            // No gate closes meanwhile.
-            Hold::InCommitBarrier => {
-                Some(self.client.stall_max.map_or(STALL_IN_BARRIER_MAX, |limit| limit.min(STALL_IN_BARRIER_MAX)))
-            }
-            _ => self.client.stall_max,
-        };
+        let stall_max = self.hold.stall_max(self.client.stall_max);
         flush_within(self.client, stall_max).await.map_err(RelayError::Client)
     }
 
@@ -518,4 +523,19 @@ fn speaks_in_part_only() -> ChannelError {
 async fn given_up(server: &Server) -> RelayError {
     server.unresponsive().await;
     if server.is_removed() { RelayError::Removed } else { RelayError::Unresponsive }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Spec: A2
+    #[test]
+    fn in_the_commit_barrier_no_client_is_waited_for_without_end() {
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        for (limit, in_barrier) in [(None, 60), (seconds(0), 0), (seconds(5), 5), (seconds(600), 60)] {
+            assert_eq!(Hold::InCommitBarrier.stall_max(limit), seconds(in_barrier));
+            assert_eq!(Hold::Briefly.stall_max(limit), limit);
+        }
+    }
 }
