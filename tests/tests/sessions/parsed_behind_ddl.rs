@@ -20,6 +20,13 @@ fn deallocate(name: &str) -> Vec<u8> {
     [close('S', name), sync()].concat()
 }
 
+/// Prepares a text before and behind a statement whose code alters a table, and again when that was taken back.
+fn altered_by(statement: &str) -> Vec<Vec<u8>> {
+    let (begin, rollback) = (query("BEGIN"), query("ROLLBACK"));
+    let behind = [query(statement), prepare("b", ALL), run("b"), rollback, run("b"), prepare("c", ALL), run("a")];
+    [begin, prepare("a", ALL)].into_iter().chain(behind).collect()
+}
+
 /// A text is parsed anew behind DDL of its own transaction, and behind what takes that back, also when its back end has
 /// it already; nobody else finds what was made of it.
 ///
@@ -28,7 +35,20 @@ fn deallocate(name: &str) -> Vec<u8> {
 async fn what_is_parsed_behind_ddl_means_what_it_means_on_one_server() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
     let mut setup = Wire::connect(&cluster).await?;
-    for sql in ["CREATE TABLE kept (z int)", "INSERT INTO kept VALUES (1)"] {
+    let code = "LANGUAGE plpgsql AS $$ BEGIN ALTER TABLE kept ADD y int;";
+    for sql in [
+        "CREATE TABLE kept (z int)",
+        "INSERT INTO kept VALUES (1)",
+        "CREATE TABLE watched (z int)",
+        &format!("CREATE FUNCTION alter_kept() RETURNS void {code} END $$"),
+        &format!("CREATE PROCEDURE call_to_alter() {code} END $$"),
+        &format!("CREATE FUNCTION when_written() RETURNS trigger {code} RETURN NEW; END $$"),
+        "CREATE TRIGGER written BEFORE INSERT ON watched FOR EACH ROW EXECUTE FUNCTION when_written()",
+        "CREATE VIEW over_kept AS SELECT alter_kept()::text",
+        &format!("CREATE FUNCTION number() RETURNS int {code} RETURN 1; END $$"),
+        "CREATE DOMAIN numbered AS int DEFAULT number()",
+        "CREATE TABLE of_domain (a numbered, z int)",
+    ] {
         assert_eq!(setup.query(sql).await?.code(), "00000", "{sql}");
     }
     let [begin, rollback, alter] = ["BEGIN", "ROLLBACK", ALTER].map(query);
@@ -155,6 +175,23 @@ async fn what_is_parsed_behind_ddl_means_what_it_means_on_one_server() -> anyhow
                 prepare("b", ALL),
                 run("a"),
             ],
+        ),
+        ("altered by a function", altered_by("SELECT alter_kept()")),
+        ("altered by a procedure", altered_by("CALL call_to_alter()")),
+        ("altered by a trigger", altered_by("INSERT INTO watched VALUES (1)")),
+        ("altered by what a view calls", altered_by("SELECT * FROM over_kept")),
+        ("altered by the default of a domain", altered_by("INSERT INTO of_domain (z) VALUES (1)")),
+        (
+            "made by EXPLAIN",
+            ["SELECT 1 AS z", "SELECT 'x' AS y"]
+                .iter()
+                .flat_map(|table| {
+                    let explain = query(&format!(
+                        "EXPLAIN (ANALYZE, COSTS off, SUMMARY off, TIMING off) CREATE TABLE made AS {table}"
+                    ));
+                    [begin.clone(), explain, prepare("", made), prepare("a", made), deallocate("a"), rollback.clone()]
+                })
+                .collect(),
         ),
         (
             "another setting before",

@@ -26,11 +26,18 @@ pub(super) struct SideEffects {
     pub sets_locally: bool,
     /// It may choose the isolation level of a transaction that it begins.
     pub sets_level: bool,
+    /// It may run DDL, behind which names may mean something else.
+    pub defines: bool,
 }
 
 impl SideEffects {
-    pub const WORST: SideEffects =
-        SideEffects { leaves_state: true, depends_on_server: true, sets_locally: true, sets_level: true };
+    pub const WORST: SideEffects = SideEffects {
+        leaves_state: true,
+        depends_on_server: true,
+        sets_locally: true,
+        sets_level: true,
+        defines: true,
+    };
 
     /// Takes the other's side effects too; says whether that changed anything.
     pub fn join(&mut self, other: SideEffects) -> bool {
@@ -39,6 +46,7 @@ impl SideEffects {
         self.depends_on_server |= other.depends_on_server;
         self.sets_locally |= other.sets_locally;
         self.sets_level |= other.sets_level;
+        self.defines |= other.defines;
         *self != before
     }
 }
@@ -52,7 +60,7 @@ pub(super) struct Body {
     /// All names.
     pub names: BTreeSet<String>,
     /// It has DDL in it, which runs event triggers.
-    pub defines: bool,
+    pub runs_event_triggers: bool,
 }
 
 impl Body {
@@ -85,12 +93,17 @@ impl Body {
                 let begins = at.checked_sub(1).is_none_or(|before| may_precede_statement(&tokens[before]));
                 body.side_effects.join(side_effects_of_keyword(keyword, begins, &tokens, at));
                 is_block |= keyword == "begin";
-                body.defines |= begins && begins_ddl(keyword, tokens.get(at + 1).and_then(Token::word));
+                if begins && begins_ddl(keyword, tokens.get(at + 1).and_then(Token::word)) {
+                    body.runs_event_triggers = true;
+                    body.side_effects.defines |= !keeps_names(keyword);
+                }
                 makes_by_query |= keyword == "into" && !follows_insert(&tokens[..at]);
             }
         }
         // In PL/pgSQL it names a variable.
-        body.defines |= makes_by_query && !is_block;
+        if makes_by_query && !is_block {
+            (body.runs_event_triggers, body.side_effects.defines) = (true, true);
+        }
         body
     }
 
@@ -110,6 +123,7 @@ fn side_effects_of_call(name: &str, arguments: &[Token<'_>]) -> SideEffects {
         depends_on_server: builtin::is_server_specific(name),
         sets_locally: name == "set_config",
         sets_level: name == "set_config",
+        defines: builtin::runs_text(name),
     }
 }
 
@@ -144,6 +158,11 @@ fn begins_ddl(keyword: &str, next: Option<&str>) -> bool {
         "security" => next == Some("label"),
         _ => false,
     }
+}
+
+/// DDL behind which names, and the results of statements, are what they were.
+fn keeps_names(keyword: &str) -> bool {
+    matches!(keyword, "refresh" | "reindex" | "comment" | "security")
 }
 
 /// Whether an INTO behind this is none of a SELECT's, which in SQL makes a table.
@@ -182,8 +201,13 @@ fn side_effects_of_keyword(keyword: &str, begins: bool, tokens: &[Token<'_>], at
         "function" | "procedure" => matches!(before, Some("create" | "replace")),
         _ => false,
     };
-    let sets_locally = keyword == "set" && begins && next(1) == Some("local");
-    SideEffects { leaves_state, depends_on_server: keyword == "show" && begins, sets_locally, sets_level }
+    SideEffects {
+        leaves_state,
+        depends_on_server: keyword == "show" && begins,
+        sets_locally: keyword == "set" && begins && next(1) == Some("local"),
+        sets_level,
+        defines: keyword == "execute",
+    }
 }
 
 #[cfg(test)]
@@ -260,6 +284,29 @@ mod tests {
             assert!(Body::of(text).side_effects.leaves_state, "{text}");
         }
         assert_eq!(Body::of(&" ".repeat(BODY_BYTES_MAX + 1)), Body::unknown());
+    }
+
+    #[test]
+    fn ddl_in_code_is_seen() {
+        for text in [
+            "BEGIN ALTER TABLE t ADD a int; END",
+            "BEGIN IF x THEN DROP VIEW v; END IF; END",
+            "CREATE TABLE t (a int)",
+            "SELECT 1 AS a INTO t",
+            "BEGIN EXECUTE q; END",
+            "SELECT table_to_xml('t', true, false, '')",
+        ] {
+            assert!(Body::of(text).side_effects.defines, "{text}");
+        }
+        for text in [
+            "BEGIN SELECT a INTO b FROM t; RETURN b; END",
+            "INSERT INTO t VALUES (1)",
+            "BEGIN UPDATE t SET alter_at = now(); DELETE FROM t; RETURN NEW; END",
+            "SELECT f(a) FROM t",
+            "BEGIN REFRESH MATERIALIZED VIEW m; COMMENT ON TABLE t IS 'x'; RETURN NULL; END",
+        ] {
+            assert!(!Body::of(text).side_effects.defines, "{text}");
+        }
     }
 
     #[test]

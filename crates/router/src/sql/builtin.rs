@@ -132,13 +132,20 @@ pub(super) fn leaves_behind(name: &str) -> Option<PinReason> {
     }
 }
 
-/// Functions that run SQL which they are given as text: PostgreSQL's own and those of tablefunc and xml2.
+/// Functions that run SQL which they are given as text, or read what no parse tree names: PostgreSQL's own, and those
+/// of tablefunc and xml2.
 pub(super) fn runs_text(name: &str) -> bool {
     matches!(
         name,
         "query_to_xml"
             | "query_to_xmlschema"
             | "query_to_xml_and_xmlschema"
+            | "table_to_xml"
+            | "table_to_xml_and_xmlschema"
+            | "schema_to_xml"
+            | "schema_to_xml_and_xmlschema"
+            | "database_to_xml"
+            | "database_to_xml_and_xmlschema"
             | "ts_stat"
             | "ts_rewrite"
             | "crosstab"

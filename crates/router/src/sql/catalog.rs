@@ -211,7 +211,7 @@ impl Objects {
         source.body.side_effects.join(body.side_effects);
         source.body.calls.append(&mut body.calls);
         source.body.names.append(&mut body.names);
-        source.body.defines |= body.defines;
+        source.body.runs_event_triggers |= body.runs_event_triggers;
         source.attribute |= attribute;
     }
 
@@ -275,7 +275,7 @@ impl Catalog {
     pub fn new(builtin: Arc<Objects>, mut user: Objects) -> Catalog {
         static GENERATION: AtomicU64 = AtomicU64::new(1);
         let mut sources = std::mem::take(&mut user.sources);
-        for source in sources.values_mut().filter(|source| source.body.defines) {
+        for source in sources.values_mut().filter(|source| source.body.runs_event_triggers) {
             source.body.calls.extend(user.event_trigger_functions.iter().cloned());
         }
         let knows = |name: &str| builtin.functions.contains_key(name) || user.functions.contains_key(name);
@@ -378,7 +378,7 @@ impl Catalog {
             side_effects.join(self.operator_side_effects(name));
         }
         side_effects.join(self.conversion_side_effects());
-        if body.defines {
+        if body.runs_event_triggers {
             side_effects.join(self.event_trigger_side_effects());
         }
         side_effects

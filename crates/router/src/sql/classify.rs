@@ -83,11 +83,14 @@ pub fn resolve(parsed: &ParsedStatement, catalog: &Catalog) -> Statement {
         Kind::Block(_) => Reach::Nothing,
         _ => classify().local_settings,
     };
-    let acts_on_server = match &parsed.kind {
-        Kind::Fixed(action, _) => *action == Action::Notify,
-        _ => classify().acts_on_server,
+    let (acts_on_server, calls_ddl) = match &parsed.kind {
+        Kind::Fixed(action, _) => (*action == Action::Notify, false),
+        _ => {
+            let classified = classify();
+            (classified.acts_on_server, classified.defines)
+        }
     };
-    let defines = changes_names(parsed, &action);
+    let defines = changes_names(parsed, &action) || calls_ddl;
     let names_instant = parsed.facts.instant;
     Statement { action, range, pins, names_instant, local_settings, defines, acts_on_server }
 }
@@ -140,6 +143,7 @@ struct Classification<'a> {
     opaque: bool,
     local_settings: Reach,
     acts_on_server: bool,
+    defines: bool,
     pins: Option<PinReason>,
     /// Views and policies already looked into.
     seen: HashSet<(&'a str, String)>,
@@ -155,6 +159,7 @@ impl<'a> Classification<'a> {
             opaque: false,
             local_settings: Reach::Nothing,
             acts_on_server: false,
+            defines: false,
             pins: None,
             seen: HashSet::new(),
         };
@@ -182,13 +187,15 @@ impl<'a> Classification<'a> {
     /// A user's code runs whose declared volatility is not the whole truth.
     fn side_effects(&mut self, side_effects: SideEffects) {
         self.read &= !side_effects.depends_on_server;
-        self.sets_locally(side_effects);
+        self.within_transaction(side_effects);
         if side_effects.leaves_state {
             self.unseen_code();
         }
     }
 
-    fn sets_locally(&mut self, side_effects: SideEffects) {
+    /// What it does to what follows it in its transaction.
+    fn within_transaction(&mut self, side_effects: SideEffects) {
+        self.defines |= side_effects.defines;
         if side_effects.sets_locally {
             self.local_settings = Reach::Names;
         }
@@ -257,6 +264,7 @@ impl<'a> Classification<'a> {
         }
         if builtin::runs_text(&name.name) {
             self.unknown_code();
+            self.defines = true;
         }
         self.own_transaction |= builtin::is_time_dependent(&name.name);
     }
@@ -268,7 +276,7 @@ impl<'a> Classification<'a> {
             self.read &= relation.permanent && !relation.odd_descendants;
             self.opaque |= modifies && relation.hooks;
             if modifies || relation.row_security {
-                self.sets_locally(self.catalog.relation_side_effects(&name.name));
+                self.within_transaction(self.catalog.relation_side_effects(&name.name));
             }
             if (modifies || relation.row_security) && self.catalog.relation_side_effects(&name.name).leaves_state {
                 self.unseen_code();
@@ -296,6 +304,7 @@ impl<'a> Classification<'a> {
         }
         if !known {
             self.unknown_code();
+            self.defines = true;
         }
     }
 

@@ -139,12 +139,15 @@ mod tests {
             ("by_attribute", "SELECT t.row_function FROM t"),
             ("row_function", "SELECT setseed(0)"),
             ("writes", "INSERT INTO watched VALUES (1)"),
+            ("makes", "SELECT 1 + made()"),
+            ("made", "BEGIN CREATE INDEX ON t (a); RETURN 1; END"),
         ]);
         functions.get_mut("row_function").unwrap().attribute = true;
         let relations =
             HashMap::from([("v".to_owned(), Body::of("SELECT asks()")), ("watched".to_owned(), Body::call("tenant"))]);
         let closure = Closure::of(&functions, &relations, [].iter());
-        let leaves = SideEffects { leaves_state: true, depends_on_server: false, sets_locally: true, sets_level: true };
+        let both = SideEffects { defines: false, ..SideEffects::WORST };
+        let leaves = SideEffects { depends_on_server: false, ..both };
         let asks = SideEffects { depends_on_server: true, ..SideEffects::default() };
         for (name, side_effects) in [
             ("tenant", leaves),
@@ -156,6 +159,7 @@ mod tests {
             ("over_view", asks),
             ("by_attribute", SideEffects { leaves_state: true, ..SideEffects::default() }),
             ("writes", leaves),
+            ("makes", SideEffects { defines: true, ..SideEffects::default() }),
             ("unheard", SideEffects::default()),
         ] {
             assert_eq!(closure.function(name), side_effects, "{name}");
@@ -166,6 +170,6 @@ mod tests {
         // Code that an operator runs may be run by any other code.
         let everywhere = Closure::of(&functions, &relations, ["asks".to_owned()].iter());
         assert_eq!(everywhere.function("clean"), asks);
-        assert_eq!(everywhere.function("tenant"), SideEffects::WORST);
+        assert_eq!(everywhere.function("tenant"), both);
     }
 }

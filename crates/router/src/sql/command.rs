@@ -115,6 +115,10 @@ pub(super) fn runs_event_triggers(node: &NodeEnum) -> bool {
     match node {
         NodeEnum::SelectStmt(select) => select.into_clause.is_some(),
         NodeEnum::CreateTableAsStmt(_) => true,
+        // With ANALYZE it makes the table.
+        NodeEnum::ExplainStmt(explain) => {
+            explain.query.as_ref().and_then(|query| query.node.as_ref()).is_some_and(runs_event_triggers)
+        }
         NodeEnum::VacuumStmt(_)
         | NodeEnum::ClusterStmt(_)
         | NodeEnum::AlterSystemStmt(_)

@@ -128,12 +128,12 @@ WHERE {scope}";
 ///
 /// The *definition* of a view is its query, that of a table with row security a query of all that its policies look at;
 /// none where that is locked.
-/// *Hooks*: writing to the relation may run a user's code - triggers, rules, defaults and constraints with volatile
-/// functions - on the relation itself, on its partitions or where a foreign key cascades. *Odd descendants*: a
-/// partition or child that is foreign, unlogged or temporary. *Functions of the hooks*: a JSON list of the names of all
-/// functions that any of this, or a policy or an index, runs; null in it stands for a rule and for an expression that
-/// itself calls one of PostgreSQL's functions that leave session state (dependencies on those are not recorded, so
-/// their numbers are looked for in the expression's tree).
+/// *Hooks*: writing to the relation may run a user's code - triggers, rules, defaults (also of domains) and constraints
+/// with volatile functions - on the relation itself, on its partitions or where a foreign key cascades. *Odd
+/// descendants*: a partition or child that is foreign, unlogged or temporary. *Functions of the hooks*: a JSON list of
+/// the names of all functions that any of this, or a policy or an index, runs; null in it stands for a rule and for an
+/// expression that itself calls one of PostgreSQL's functions that leave session state (dependencies on those are not
+/// recorded, so their numbers are looked for in the expression's tree).
 ///
 /// It is asked after each DDL: PostgreSQL's own functions are found by an index, each prefix by itself.
 const RELATIONS: &str = "
@@ -160,6 +160,9 @@ WITH RECURSIVE {locked}, unreadable(relation) AS MATERIALIZED (
     UNION ALL SELECT 'pg_catalog.pg_policy'::regclass, oid, polrelid, \
       pg_catalog.concat(polqual::text, polwithcheck::text)
       FROM pg_catalog.pg_policy
+    UNION ALL SELECT 'pg_catalog.pg_type'::regclass, t.oid, a.attrelid, t.typdefaultbin::text
+      FROM pg_catalog.pg_type t JOIN pg_catalog.pg_attribute a ON a.atttypid = t.oid AND NOT a.attisdropped
+      WHERE t.typdefaultbin IS NOT NULL AND t.oid >= 16384
     UNION ALL SELECT 'pg_catalog.pg_class'::regclass, indexrelid, indrelid, NULL
       FROM pg_catalog.pg_index WHERE indexprs IS NOT NULL OR indpred IS NOT NULL
 ), code(relation, function, hooks) AS (

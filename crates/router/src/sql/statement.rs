@@ -20,7 +20,8 @@ pub struct Statement {
     pub names_instant: bool,
     /// How far settings reach that it may change for the rest of its transaction, by `set_config` or inside a function.
     pub local_settings: Reach,
-    /// Names may mean something else behind it, to who runs it: DDL, and DO, which may hide some.
+    /// Names may mean something else behind it, to who runs it: DDL, what runs code with DDL in it, and DO, which may
+    /// hide some.
     pub defines: bool,
     /// Acts on the server that runs it, or on the session there, and not on the data: the leader alone can run it.
     pub acts_on_server: bool,
