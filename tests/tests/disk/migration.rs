@@ -39,6 +39,11 @@ const WORK: &str = "guest-exercise --device /run/work/work --seconds 30 --thread
 const FILL: &str = "for file in $(seq 96); do cat /mnt/$file > /dev/null; sleep 0.05; done";
 /// Compares the files with their sums.
 const COMPARE: &str = "cd /mnt; md5sum -c /run/sums; true";
+/// The report, once the work has ended.
+const REPORT: &str = "if test -e /run/done; then cat /run/report; echo ended; fi";
+/// Why work may not end: what its threads wait for, and what the kernel says.
+const STUCK: &str = "pgrep -x guest-exercise | while read -r process; do cat /proc/$process/task/*/stack; done; \
+     head -c 2000 /run/report; dmesg | tail -n 30";
 /// Empties the page cache.
 const FORGET: &str = "echo 3 > /proc/sys/vm/drop_caches";
 
@@ -208,15 +213,17 @@ async fn compare(agent: &Agent) -> anyhow::Result<Compared> {
 
 async fn after_work(agent: &Agent) -> anyhow::Result<Later> {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
-    let script = "test -e /run/done && cat /run/report || [ $? = 1 ]";
     loop {
-        let ended = agent.execute(&["bash", "-c", script], TIMEOUT).await?;
-        let output = ended.stdout.to_text();
-        if !output.trim().is_empty() {
+        let output = agent.execute(&["bash", "-c", REPORT], TIMEOUT).await?.stdout.to_text();
+        if let Some(report) = output.trim_end().strip_suffix("ended") {
             agent.execute(&["bash", "-c", FORGET], TIMEOUT).await?;
-            return Ok(Later { work: serde_json::from_str(&output)?, on_disk: compare(agent).await? });
+            let work = serde_json::from_str(report).with_context(|| format!("the work reports {report:?}"))?;
+            return Ok(Later { work, on_disk: compare(agent).await? });
         }
-        anyhow::ensure!(tokio::time::Instant::now() < deadline, "the work does not end");
+        if tokio::time::Instant::now() > deadline {
+            let stuck = agent.execute(&["bash", "-c", STUCK], TIMEOUT).await?.stdout.to_text();
+            anyhow::bail!("the work does not end: {stuck}");
+        }
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
 }
