@@ -136,8 +136,14 @@ impl Ring {
         self.state().base = base;
     }
 
+    /// Where the ring runs the driver is called there at once: QEMU has another descriptor when the guest masks an
+    /// interrupt or lets it through, and looks at the one before without waiting for us, so a call in between is lost.
     pub(super) fn set_call(&self, file: Option<File>) {
-        self.state().call = file.map(Arc::new);
+        let mut state = self.state();
+        state.call = file.map(Arc::new);
+        if matches!(state.run, Run::Running { .. }) {
+            call(state.call.as_ref());
+        }
     }
 
     pub(super) fn set_kick(&self, file: Option<File>) {

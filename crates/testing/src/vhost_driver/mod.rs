@@ -170,6 +170,12 @@ struct Ring {
     free: Vec<u16>,
 }
 
+fn waiting_for(call: &EventFd) -> std::io::Result<Epoll> {
+    let called = Epoll::new()?;
+    called.ctl(ControlOperation::Add, call.as_raw_fd(), EpollEvent::new(EventSet::IN, 0))?;
+    Ok(called)
+}
+
 /// The driver.
 pub struct Driver {
     options: DriverOptions,
@@ -197,13 +203,11 @@ impl Driver {
         let rings = (0..options.queues)
             .map(|_| {
                 let call = EventFd::new(flags)?;
-                let called = Epoll::new()?;
-                called.ctl(ControlOperation::Add, call.as_raw_fd(), EpollEvent::new(EventSet::IN, 0))?;
                 Ok(Ring {
                     kick: EventFd::new(flags)?,
+                    called: waiting_for(&call)?,
                     call,
                     error: EventFd::new(flags)?,
-                    called,
                     available: 0,
                     asked_at: 0,
                     used: 0,
@@ -300,6 +304,17 @@ impl Driver {
         self.front_end.set_vring_kick(index, &ring.kick)?;
         self.front_end.set_vring_enable(index, true)?;
         Ok(())
+    }
+
+    /// Has the device call at another descriptor from now on; what it has told at the one before is lost.
+    ///
+    /// # Errors
+    /// The back end refuses.
+    pub fn move_call(&mut self, queue: u16) -> Result<(), DriverError> {
+        let ring = &mut self.rings[usize::from(queue)];
+        ring.call = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+        ring.called = waiting_for(&ring.call)?;
+        Ok(self.front_end.set_vring_call(usize::from(queue), &ring.call)?)
     }
 
     fn addresses(&self, queue: u16) -> VringConfigData {

@@ -169,6 +169,15 @@ impl Driver {
         }
     }
 
+    /// Whether the device calls within this time.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    pub fn is_called(&self, queue: u16, timeout: Duration) -> Result<bool, DriverError> {
+        let called = &self.rings[usize::from(queue)].called;
+        Ok(called.wait(timeout.as_millis() as i32, &mut [EpollEvent::default()])? > 0)
+    }
+
     /// Whether the device told that the ring is broken.
     pub fn is_broken(&self, queue: u16) -> bool {
         self.rings[usize::from(queue)].error.read().is_ok()

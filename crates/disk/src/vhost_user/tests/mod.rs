@@ -108,6 +108,20 @@ fn b30_what_is_written_through_the_back_end_is_read_again() {
     }
 }
 
+/// A driver that has its calls come by another descriptor hears there of what was told by the one before.
+///
+/// Spec: D5
+#[test]
+fn b30_a_call_that_is_lost_with_its_descriptor_is_made_again() {
+    let fixture = Fixture::new(1);
+    let mut driver = fixture.driver(DriverOptions::default());
+    driver.submit(0, Ask::Read { sector: 0, length: 512 }).unwrap().unwrap();
+    driver.kick(0).unwrap();
+    until("it is answered", || driver.finished(0).unwrap().is_some());
+    driver.move_call(0).unwrap();
+    assert!(driver.is_called(0, WAIT_MAX).unwrap());
+}
+
 /// The device tells its size, blocks, queues, limits and serial number.
 ///
 /// Spec: D5
