@@ -1,57 +1,16 @@
 //! Removing what cannot become whole: after a hydrator that could not go on, or one that was killed together with its
 //! keeper.
 
-use std::fs;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
-
-use onecopy_postgres::ConnectionParameters;
-use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
-use super::ending::{self, Remains, Removal, blocking};
+use super::ending;
 use super::record::Record;
+use super::removal::{Remains, Removal, blocking, drop_slot_after, remove};
+use super::unfinished::{Leftover, Unfinished};
 use crate::CloneError;
 use crate::keeper::KeptFiles;
-use crate::plan::Plan;
-use crate::recovery::slot;
 use crate::service::Rendezvous;
 use crate::target::{Marker, Owner, remove_unmarked};
-
-/// More than a list of thousands of paths takes.
-const TARGETS_BYTES_MAX: u64 = 8 << 20;
-
-/// A directory that is not whole, in the list of the service's directory, which root alone can read.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Unfinished {
-    /// The directory.
-    pub target: PathBuf,
-    /// Where its tablespaces are or will be; none in a list of an older program: then its marker tells.
-    #[serde(default)]
-    pub tablespaces: Option<PathBuf>,
-    /// How its source is reached, with the password that its marker lacks; none for a prepared directory, which has no
-    /// slot.
-    pub source: Option<ConnectionParameters>,
-    /// The slot that is kept for it; none if there is none, or if it is on another host.
-    #[serde(default)]
-    pub slot: Option<String>,
-}
-
-impl Unfinished {
-    /// The clone of this plan; with its slot if it is this host's, and there may be one.
-    pub fn of(plan: &Plan, has_slot: bool) -> Unfinished {
-        Unfinished {
-            target: plan.target.clone(),
-            tablespaces: Some(plan.tablespaces.clone()),
-            source: Some(plan.source.connection.clone()),
-            slot: has_slot.then(|| plan.slot.clone()),
-        }
-    }
-}
-
-/// What is left of a clone, and why it cannot be removed.
-pub type Leftover = (Unfinished, CloneError);
 
 /// Removes clones whose plans were kept, with servers and slots; one that was made whole by then is let go. The slot of
 /// a clone whose source is on another host is that host's to drop: root must not connect where an order said. Returns
@@ -69,7 +28,7 @@ pub async fn clean_up_records(rendezvous: &Rendezvous, kept: &KeptFiles) -> Vec<
         tracing::error!(target = %plan.target.display(), "a clone that cannot become whole is removed");
         let rendezvous = rendezvous.clone();
         removals.spawn(async move {
-            let removed = ending::remove(Remains::of(&plan, &rendezvous), None).await;
+            let removed = remove(Remains::of(&plan, &rendezvous), None).await;
             drop_slot_after(removed, Unfinished::of(&plan, elsewhere.is_none()), &rendezvous).await
         });
     }
@@ -116,58 +75,7 @@ async fn remove_unfinished(rendezvous: &Rendezvous, unfinished: Unfinished) -> R
     let has_planned_tablespaces = tablespaces.is_some();
     let tablespaces = tablespaces.unwrap_or(marker.tablespaces);
     let remains = Remains { directory: target, tablespaces, has_planned_tablespaces, user_name, service_directory };
-    ending::remove(remains, None).await
-}
-
-/// Drops the slot of a clone after its removal, also of one that has failed; not where it cannot be told whose the
-/// directory is: it may be whole, and the slot its server's. What is left is for the next service.
-pub async fn drop_slot_after<T>(
-    removed: Result<T, CloneError>,
-    unfinished: Unfinished,
-    rendezvous: &Rendezvous,
-) -> Result<T, Leftover> {
-    if removed.is_err() {
-        let (target, service_directory) = (unfinished.target.clone(), rendezvous.directory().to_owned());
-        let owner = blocking(move || Marker::owner(&target, &service_directory)).await;
-        if owner.is_err() {
-            return removed.map_err(|error| (unfinished, error));
-        }
-    }
-    let Unfinished { target, tablespaces, source, slot } = unfinished;
-    if let Some((source, slot)) = source.zip(slot) {
-        slot::drop(&source, &slot).await;
-    }
-    // Not to be dropped again: somebody else may have made one of this name by then.
-    removed.map_err(|error| (Unfinished { target, tablespaces, source: None, slot: None }, error))
-}
-
-/// Writes the list; that it cannot be written is only logged: it serves a case that two kills must come together for.
-pub fn write_targets(rendezvous: &Rendezvous, targets: &[Unfinished]) {
-    let path = rendezvous.targets();
-    let new = path.with_extension("new");
-    let write = || {
-        let mut file = fs::File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        file.write_all(&serde_json::to_vec(targets)?)?;
-        fs::rename(&new, &path)
-    };
-    if let Err(error) = write() {
-        tracing::warn!(path = %path.display(), %error, "the list of clones is not written");
-    }
-}
-
-/// The list that the service before this one has written.
-pub fn read_targets(rendezvous: &Rendezvous) -> Vec<Unfinished> {
-    use std::io::Read;
-    let mut text = Vec::new();
-    let read =
-        fs::File::open(rendezvous.targets()).and_then(|file| file.take(TARGETS_BYTES_MAX).read_to_end(&mut text));
-    match read {
-        Ok(_) => serde_json::from_slice(&text).unwrap_or_else(|error| {
-            tracing::warn!(%error, "the list of clones cannot be read");
-            Vec::new()
-        }),
-        Err(_) => Vec::new(),
-    }
+    remove(remains, None).await
 }
 
 #[cfg(test)]
@@ -184,6 +92,7 @@ mod tests {
     use crate::keeper::STATE_SUFFIX;
     use crate::network::RemoteHost;
     use crate::network::server::tests::SourceHost;
+    use crate::plan::Plan;
     use crate::target::CloneLocation;
 
     /// Where an order says that the source is.

@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use onecopy_postgres::{InheritedDescriptor, Lsn};
 
-use super::cleanup::Unfinished;
 use super::rate::{Rate, seconds_left};
+use super::unfinished::Unfinished;
 use crate::Origin;
 use crate::fanotify::Group;
 use crate::fill::{Background, DemandListener, FillProgress, Filling, Limiter};

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use onecopy_postgres::ConnectionParameters;
 
-use super::ending::blocking;
 use super::filling::HOT_TIMEOUT;
 use super::making::{OTHER_FREEZE_INTERVAL, OTHER_FREEZE_TIMEOUT};
+use super::removal::blocking;
 use super::{Hydrator, lock};
 use crate::image::Image;
 use crate::network::LEASE;

@@ -21,10 +21,12 @@ mod keeper_client;
 mod making;
 mod rate;
 mod record;
+mod removal;
 mod server;
 mod spare;
 mod supervision;
 mod takeover;
+mod unfinished;
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -45,7 +47,6 @@ use crate::network::server::Sessions;
 use crate::plan::Plan;
 use crate::service::{Event, KEPT_LISTENER, Progress, Rendezvous, SpareWanted};
 use crate::source::Source;
-use cleanup::Unfinished;
 use clone_job::{CloneJob, Running, Stage};
 use descriptors::{DescriptorReservation, Descriptors};
 use images::Images;
@@ -53,6 +54,7 @@ use keeper_client::KeeperClient;
 use making::{Notification, Order};
 use record::kept_name;
 use spare::{SPARE_KEPT, Spare};
+use unfinished::Unfinished;
 
 /// So long may going on after a death take: it opens hundreds of thousands of files where a source has so many.
 const TAKEOVER_TIME_MAX: Duration = Duration::from_secs(300);
@@ -115,14 +117,14 @@ pub fn clean_up(directory: PathBuf, channel: Channel) -> Result<(), CloneError> 
     runtime.block_on(async {
         let rendezvous = Rendezvous::at(directory);
         let recorded: Vec<_> = record::Record::all(&kept).into_iter().map(|record| record.plan.target).collect();
-        let mut listed = cleanup::read_targets(&rendezvous);
+        let mut listed = unfinished::read_targets(&rendezvous);
         listed.retain(|unfinished| !recorded.contains(&unfinished.target));
         let records = cleanup::clean_up_records(&rendezvous, &kept);
         let (_, mut leftovers) = tokio::join!(images::clean_up(&kept), records);
         leftovers.extend(cleanup::clean_up_targets(&rendezvous, listed).await);
         let (left, errors): (Vec<_>, Vec<_>) = leftovers.into_iter().unzip();
         if let Some(error) = errors.into_iter().next() {
-            cleanup::write_targets(&rendezvous, &left);
+            unfinished::write_targets(&rendezvous, &left);
             return Err(error);
         }
         rendezvous.remove()
@@ -348,7 +350,7 @@ impl Hydrator {
         };
         targets.extend(lock(&self.spare).directory().map(prepared));
         targets.extend(lock(&self.left).iter().cloned());
-        cleanup::write_targets(&self.rendezvous, &targets);
+        unfinished::write_targets(&self.rendezvous, &targets);
     }
 
     fn set_spare(&self, wanted: Option<SpareWanted>) -> Result<(), CloneError> {

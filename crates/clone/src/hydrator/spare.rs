@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use onecopy_postgres::ServiceUser;
 
-use super::ending::{self, Remains, blocking};
+use super::removal::{self, Remains, blocking};
 use super::{Hydrator, lock};
 use crate::CloneError;
 use crate::image::Image;
@@ -129,7 +129,7 @@ async fn remove(hydrator: &Hydrator, skeleton: Skeleton) {
         user_name: location.user.name().to_owned(),
         service_directory: hydrator.rendezvous.directory().to_owned(),
     };
-    if let Err(error) = ending::remove(remains, None).await {
+    if let Err(error) = removal::remove(remains, None).await {
         tracing::warn!(%error, "a prepared directory is left");
     }
 }

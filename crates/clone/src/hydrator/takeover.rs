@@ -11,15 +11,15 @@ use std::sync::{Arc, Mutex};
 use onecopy_postgres::{Directory, InheritedDescriptor};
 use rustix::fs::{Mode, OFlags};
 
-use super::cleanup::{self, Unfinished};
 use super::clone_job::{CloneJob, Content, Running, Threads};
-use super::ending::{self, blocking};
 use super::images::{ImageRecord, ResumedImage};
 use super::keeper_client::copy_of;
 use super::making::{SOURCE_GROUP_KEPT, dialler};
 use super::record::{Limit, Record, RemoteImage, RunnableClone, from_memory, kept_name};
+use super::removal::blocking;
 use super::spare::SPARE_KEPT;
-use super::{Hydrator, lock};
+use super::unfinished::{self, Unfinished};
+use super::{Hydrator, cleanup, ending, lock};
 use crate::CloneError;
 use crate::fanotify::{Group, NoNotifyOpener, Verdict, descriptors_max};
 use crate::fill::{FillProgress, Filling, Limiter, SharedBitmap};
@@ -51,7 +51,7 @@ pub async fn take_over(hydrator: &Arc<Hydrator>, kept: &KeptFiles) -> Result<(),
     hydrator.journal.clean();
     let records = Record::all(kept);
     // Before anything writes the list anew.
-    let mut listed = cleanup::read_targets(&hydrator.rendezvous);
+    let mut listed = unfinished::read_targets(&hydrator.rendezvous);
     listed.retain(|unfinished| !records.iter().any(|record| record.plan.target == unfinished.target));
     lock(&hydrator.left).clone_from(&listed);
     let (images, unusable) = reopen_images(kept).await;

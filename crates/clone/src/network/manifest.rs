@@ -1,17 +1,19 @@
 //! What is told of an image when it is opened: its shape, where it is consistent, its small files.
 
+mod checks;
+
 use std::fmt::Formatter;
 use std::marker::PhantomData;
 use std::time::Duration;
 
+use checks::ENTRIES_MAX;
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use tokio::io::AsyncRead;
 use tokio::time::timeout;
 
-use super::checks::ENTRIES_MAX;
+use super::UNRESPONSIVE_MAX;
 use super::protocol::{Message, PART_BYTES_MAX, ProtocolError, read_message};
-use super::{UNRESPONSIVE_MAX, checks};
 use crate::image::{Image, ImageDirectory, ImageFile, SmallFile, Tablespace};
 use crate::recovery::RecoveryPoint;
 

@@ -6,7 +6,7 @@
 //!     [client]               [request] [protocol]                 [server]   [image_store] └─ what was saved
 //! ```
 //!
-//! Neither host believes the other more than it must: what a manifest says is taken by [`checks`], or not at all.
+//! Neither host believes the other more than it must: what a manifest says is taken by [`manifest`], or not at all.
 //!
 //! [`keys`] says who may talk to whom. [`request`] is the first line of each connection; then [`protocol`] carries the
 //! [`manifest`] of the image and its content. [`server`] keeps an image for a lease after its last reader has gone, so
@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-mod checks;
 pub mod client;
 pub mod endpoint;
 pub mod image_store;

@@ -5,7 +5,8 @@ use std::path::Path;
 use onecopy_postgres::ConnectionParameters;
 use tokio_postgres::{Client, Row};
 
-use super::{RANGES_MAX, ranges, relation_file, residency};
+use super::relation_file::{self, RelationFile};
+use super::{RANGES_MAX, ranges, residency};
 use crate::image::{FileNumber, Image};
 use crate::{ByteRange, CloneError};
 
@@ -65,7 +66,9 @@ impl HotPages {
         let files = relation_file::by_relation(image);
         let mut runs = Vec::with_capacity(self.pages.len());
         for page in &self.pages {
-            if let Some((file, start)) = relation_file::place(&files, page) {
+            let &HotPage { tablespace, database, relation, fork, block, .. } = page;
+            let first = RelationFile { tablespace, database, relation, fork, segment: 0 };
+            if let Some((file, start)) = relation_file::place(&files, first, block) {
                 runs.push(ranges::Run { file, start, length_bytes: ranges::PAGE_BYTES, heat: page.usage });
             }
         }

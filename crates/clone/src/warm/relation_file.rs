@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::HotPage;
 use super::ranges::PAGE_BYTES;
 use crate::image::{FileNumber, Image};
 
@@ -63,11 +62,14 @@ pub(super) fn by_relation(image: &Image) -> HashMap<RelationFile, (FileNumber, u
     files.filter_map(|(number, file)| Some((RelationFile::of_path(&file.path)?, (number, file.size_bytes)))).collect()
 }
 
-/// Where a page lies: its file and its first byte there. None when the image does not have it.
-pub(super) fn place(files: &HashMap<RelationFile, (FileNumber, u64)>, page: &HotPage) -> Option<(FileNumber, u64)> {
-    let &HotPage { database, tablespace, relation, fork, block, .. } = page;
-    let segment = block / SEGMENT_PAGES;
-    let (number, size_bytes) = *files.get(&RelationFile { tablespace, database, relation, fork, segment })?;
+/// Where a block lies of the relation whose first file is told: its file and its first byte there. None when the image
+/// does not have it.
+pub(super) fn place(
+    files: &HashMap<RelationFile, (FileNumber, u64)>,
+    first: RelationFile,
+    block: u32,
+) -> Option<(FileNumber, u64)> {
+    let (number, size_bytes) = *files.get(&RelationFile { segment: block / SEGMENT_PAGES, ..first })?;
     let start = u64::from(block % SEGMENT_PAGES) * PAGE_BYTES;
     (start < size_bytes).then_some((number, start))
 }

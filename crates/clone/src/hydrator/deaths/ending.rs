@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::super::{cleanup, ending};
+use super::super::{cleanup, ending, unfinished};
 use super::*;
 use crate::ByteRange;
 use crate::fill::Layout;
@@ -211,8 +211,8 @@ fn k9_what_cannot_be_removed_is_left_with_its_slot_until_that_is_anothers() {
     ending.discard().unwrap();
     let hydrator = &ending.hydrator;
     assert_eq!(listener.connections(), 0, "its slot is dropped, and it is not");
-    let slots = |listed: Vec<cleanup::Unfinished>| listed.into_iter().map(|left| left.slot).collect::<Vec<_>>();
-    assert_eq!(slots(cleanup::read_targets(hydrator.rendezvous())), [Some("clone".to_owned())]);
+    let slots = |listed: Vec<unfinished::Unfinished>| listed.into_iter().map(|left| left.slot).collect::<Vec<_>>();
+    assert_eq!(slots(unfinished::read_targets(hydrator.rendezvous())), [Some("clone".to_owned())]);
     let plan = Plan { target: ending.harness.plan.target.with_file_name("other"), ..ending.harness.plan.clone() };
     hydrator.add(Arc::new(CloneJob::new(7, plan, None)));
     assert_eq!(slots(super::super::lock(&hydrator.left).clone()), [None], "another clone has it");

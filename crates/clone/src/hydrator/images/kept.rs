@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use super::super::Hydrator;
-use super::super::ending::blocking;
 use super::super::keeper_client::copy_of;
 use super::super::record::{from_memory, to_memory};
+use super::super::removal::blocking;
 use crate::CloneError;
 use crate::image::Image;
 use crate::keeper::{IMAGE_PREFIX, KeptFiles, SAVED_SUFFIX, STATE_SUFFIX};

@@ -11,7 +11,7 @@ use super::{Notification, fail, notify};
 use crate::CloneError;
 use crate::fill::{Filling, SharedBitmap};
 use crate::hydrator::clone_job::{CloneJob, Content, Running};
-use crate::hydrator::ending::blocking;
+use crate::hydrator::removal::blocking;
 use crate::hydrator::{Hydrator, failed};
 use crate::network::RemoteHost;
 use crate::network::client::{HostDialler, RemoteOrigin};

@@ -12,8 +12,8 @@ use std::path::{Component, Path, PathBuf};
 
 use onecopy_postgres::ControlFile;
 
-use super::manifest::Opening;
-use super::protocol::ProtocolError;
+use super::super::protocol::ProtocolError;
+use super::Opening;
 use crate::image::{Image, Treatment, is_needed, treatment};
 use crate::recovery::{Mode, RecoveryPoint};
 use crate::target::{DIRECTORIES_NEEDED, TABLESPACES_DIRECTORY};
