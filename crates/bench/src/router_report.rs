@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::head::Head;
 use crate::pgbench::{Protocol, Script};
 use crate::plot::{Bar, Panel, draw};
-use crate::router::{Gates, Measurement, WORKLOADS};
+use crate::router::measurement::{Gates, Measurement, WORKLOADS};
 use crate::statistics::Spread;
 
 /// The ways in, in the order of the columns.
