@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::engine;
+use crate::format::DATA;
 use crate::format::header::Header;
 use crate::format::load::{self, Loaded};
 use crate::format::recent;
@@ -45,7 +46,7 @@ pub(crate) fn check(directory: &Path) -> Result<CheckReport, DiskError> {
     let mut report = CheckReport::default();
     report.problems.extend(engine::failed(&folder).map(|reason| format!("its storage failed earlier: {reason}")));
     let loaded = load::load(&folder, &header, recent::boot());
-    let data = folder.open_file(engine::DATA, false).and_then(|data| data.len());
+    let data = folder.open_file(DATA, false).and_then(|data| data.len());
     match (loaded, data) {
         (Ok(loaded), Ok(data_bytes)) => check_places(&loaded, &header, data_bytes, &mut report),
         (Err(error), _) | (_, Err(error)) => report.problems.push(error.to_string()),

@@ -50,8 +50,9 @@ use changes::Changes;
 use commit::Committer;
 use grace::{Grace, Inside};
 use open::FAILED;
-pub(crate) use open::{DATA, create, dead_lists, failed};
+pub(crate) use open::{create, dead_lists, failed};
 use snapshots::SnapshotTable;
+pub(crate) use view::Elsewhere;
 pub use view::View;
 
 /// Runs of changes that wait for a commit: from here on the background commits.

@@ -9,12 +9,12 @@ use super::commit::Committer;
 use super::grace::Grace;
 use super::snapshots::SnapshotTable;
 use super::{Core, Mapped, Recent, Signal, Stripe, checkpoint};
-use crate::format::SnapshotRecord;
 use crate::format::checkpoint::{Checkpoint, places_max};
 use crate::format::header::{self, Header};
 use crate::format::journal::{self, Note};
 use crate::format::load::{self, Loaded, journal_name, map_name, numbers, recent_name};
 use crate::format::recent;
+use crate::format::{DATA, SnapshotRecord};
 use crate::lease::Lease;
 use crate::map::difference::{difference, entries};
 use crate::map::{Entry, Roots, STRIPES, State};
@@ -23,9 +23,6 @@ use crate::options::OpenOptions;
 use crate::space::Space;
 use crate::storage::Folder;
 use crate::{CreateOptions, DiskError, source, storage};
-
-/// The data file's name.
-pub(crate) const DATA: &str = "data";
 
 /// Tells of a failed synchronization; whoever has looked into it removes it.
 pub(super) const FAILED: &str = "failed";

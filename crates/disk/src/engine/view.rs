@@ -1,25 +1,18 @@
 //! The content of a disk at one epoch or snapshot, or now, to read.
 
 use std::fmt;
-use std::io::{ErrorKind, IoSliceMut};
+use std::io::IoSliceMut;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::snapshots::FrozenMap;
 use super::{Core, WaitPolicy, byte_of};
-use crate::format::SnapshotRecord;
-use crate::format::header::Header;
-use crate::format::load;
-use crate::format::recent::Boot;
 use crate::lease::SnapshotLock;
 use crate::map::{self, LEAF_BLOCKS, Leaf, Position, Roots, Run, State};
-use crate::source::{self, Extent, Hydration, ReadPolicy, Source, SourceError};
-use crate::storage::{Folder, StoredFile};
-use crate::{BLOCK_BYTES, DiskError, Snapshot};
-
-/// How often a disk is read again that its owner changes at the same time.
-const READINGS_MAX: usize = 100;
+use crate::source::{Extent, Hydration, Source, SourceError};
+use crate::storage::StoredFile;
+use crate::{BLOCK_BYTES, DiskError};
 
 /// The content of a disk at one epoch or snapshot, or now.
 ///
@@ -36,13 +29,15 @@ enum Kind {
     Elsewhere(Box<Elsewhere>),
 }
 
-struct Elsewhere {
-    directory: PathBuf,
-    size_bytes: u64,
-    data: StoredFile,
-    base: Option<Arc<dyn Source>>,
-    roots: Roots,
-    _lock: SnapshotLock,
+/// A snapshot of a disk that may be open elsewhere.
+pub(crate) struct Elsewhere {
+    pub(crate) directory: PathBuf,
+    pub(crate) size_bytes: u64,
+    pub(crate) data: StoredFile,
+    pub(crate) base: Option<Arc<dyn Source>>,
+    pub(crate) roots: Roots,
+    /// It cannot be deleted.
+    pub(crate) _lock: SnapshotLock,
 }
 
 impl fmt::Debug for View {
@@ -60,55 +55,8 @@ impl View {
         View(Kind::Frozen(core, map))
     }
 
-    /// Reads a snapshot of a disk that somebody else may have open. It cannot be deleted meanwhile.
-    ///
-    /// # Errors
-    /// There is no such disk or snapshot, or its base cannot be opened.
-    pub fn open(directory: &Path, snapshot: &str) -> Result<View, DiskError> {
-        View::open_known(directory, snapshot, ReadPolicy::default()).map(|(view, _, _)| view)
-    }
-
-    /// The same of a disk that another machine has made: no base of it may be another server's export, or a device.
-    ///
-    /// # Errors
-    /// As [`View::open`].
-    pub fn open_of_files(directory: &Path, snapshot: &str) -> Result<View, DiskError> {
-        let policy = ReadPolicy { only_files: true, ..ReadPolicy::default() };
-        View::open_known(directory, snapshot, policy).map(|(view, _, _)| view)
-    }
-
-    /// The same, with the disk's uuid and what is known of the snapshot.
-    pub(crate) fn open_known(
-        directory: &Path,
-        snapshot: &str,
-        policy: ReadPolicy,
-    ) -> Result<(View, String, Snapshot), DiskError> {
-        let (header, folder) = (Header::read(directory)?, Folder::open(directory)?);
-        let number = find(&folder, &header, snapshot)?.0.number;
-        let lock = SnapshotLock::shared(directory, snapshot, number)?;
-        // Only now nobody deletes it: it must still be there.
-        let (found, roots) = find(&folder, &header, snapshot)?;
-        if found.number != number {
-            return Err(DiskError::SnapshotInUse { name: snapshot.to_owned() });
-        }
-        let open = |base| source::open_beside(base, directory, header.copy_base, policy);
-        let base = header.base.as_ref().map(open).transpose()?;
-        let view = View(Kind::Elsewhere(Box::new(Elsewhere {
-            directory: directory.to_owned(),
-            size_bytes: header.size_bytes,
-            data: folder.open_file(super::open::DATA, false)?,
-            base,
-            roots,
-            _lock: lock,
-        })));
-        Ok((view, header.uuid, found.snapshot))
-    }
-
-    /// The disk's uuid and what is known of the snapshot, without opening it.
-    pub(crate) fn which(directory: &Path, snapshot: &str) -> Result<(String, Snapshot), DiskError> {
-        let (header, folder) = (Header::read(directory)?, Folder::open(directory)?);
-        let (found, _) = find(&folder, &header, snapshot)?;
-        Ok((header.uuid, found.snapshot))
+    pub(crate) fn elsewhere(elsewhere: Elsewhere) -> View {
+        View(Kind::Elsewhere(Box::new(elsewhere)))
     }
 
     fn base(&self) -> Option<&Arc<dyn Source>> {
@@ -213,26 +161,6 @@ impl View {
             }
         }
     }
-}
-
-/// Whether it is nothing that an owner does meanwhile: what is there is no file of a disk.
-fn is_refused(error: &DiskError) -> bool {
-    use ErrorKind::{FileTooLarge, InvalidData};
-    matches!(error, DiskError::Io { source, .. } if matches!(source.kind(), InvalidData | FileTooLarge))
-}
-
-/// A snapshot's record and map. Its owner may replace the files meanwhile: then they are read again.
-fn find(folder: &Folder, header: &Header, name: &str) -> Result<(SnapshotRecord, Roots), DiskError> {
-    let mut readings = 1..READINGS_MAX;
-    let loaded = loop {
-        match load::load(folder, header, Boot::default()) {
-            Ok(loaded) => break loaded,
-            Err(error) if is_refused(&error) || readings.next().is_none() => return Err(error),
-            Err(_) => std::thread::yield_now(),
-        }
-    };
-    let found = loaded.snapshots.into_iter().find(|(record, _)| record.snapshot.name == name);
-    found.ok_or_else(|| DiskError::UnknownSnapshot { name: name.to_owned() })
 }
 
 impl Source for View {

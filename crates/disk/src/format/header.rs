@@ -128,6 +128,14 @@ fn hexadecimal(text: &str, digits: usize) -> Result<(), String> {
     Err(format!("{text:?} is not {digits} hexadecimal digits"))
 }
 
+/// Refuses the size that a source tells of itself when no disk can have it: maps and buffers are made after it.
+pub(crate) fn check_size(size_bytes: u64) -> Result<(), String> {
+    if size_bytes <= SIZE_BYTES_MAX {
+        return Ok(());
+    }
+    Err(format!("it has {size_bytes} bytes, and a disk has 8 TiB at most"))
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -17,6 +17,9 @@ use crate::options::Snapshot;
 /// The version of all that is written. A disk of another version is refused.
 pub(crate) const VERSION: u32 = 1;
 
+/// The data file's name.
+pub(crate) const DATA: &str = "data";
+
 /// Longest name of a snapshot, in bytes.
 pub(crate) const NAME_BYTES_MAX: usize = 128;
 

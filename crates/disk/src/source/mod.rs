@@ -1,31 +1,30 @@
-//! Sources: bytes of a fixed size that never change. A disk's base is one, and so is a [`View`] of a disk.
+//! Sources: bytes of a fixed size that never change. A disk's base is one, and so is a [`View`](crate::View) of a disk.
 //!
 //! | source | what |
 //! |---|---|
 //! | [`RawFile`] | a raw image or a block device of this machine |
-//! | [`View`] | a snapshot of another disk |
+//! | [`View`](crate::View) | a snapshot of another disk |
 //! | [`NbdClient`] | an export of an NBD server, of ours or another's |
 //! | [`LocalCopy`] | any of them, copied here on demand and in the background |
 
+mod base;
 mod identity;
 mod local_copy;
 mod nbd;
 mod raw_file;
+mod specification;
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use self::identity::Identity;
-use self::local_copy::LOOK_AGAIN_INTERVAL;
-use crate::View;
-use crate::format::header::SIZE_BYTES_MAX;
+pub use base::{open, pin};
 pub use local_copy::{LocalCopy, LocalCopyOptions};
 pub use nbd::{NbdClient, NbdClientOptions};
 pub use raw_file::RawFile;
+pub use specification::{BaseSpecification, TlsFiles};
 
 /// Why a source could not give its bytes.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -149,163 +148,4 @@ pub trait Source: Send + Sync {
 
     /// What it is, for messages.
     fn describe(&self) -> String;
-}
-
-/// Where a disk's base comes from, as its header keeps it. Relative paths are relative to the disk's directory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "kind")]
-pub enum BaseSpecification {
-    /// A raw image file or block device.
-    Raw {
-        /// Its path.
-        path: PathBuf,
-    },
-    /// A snapshot of another disk.
-    Disk {
-        /// The disk's directory.
-        directory: PathBuf,
-        /// The snapshot's name.
-        snapshot: String,
-    },
-    /// An export of a server that speaks NBD. It must be read only: a base never changes.
-    Nbd {
-        /// `nbd://host:port/export`, `nbds://...` encrypted, or `nbd+unix:///export?socket=path`.
-        url: String,
-        /// Certificates, when the connection is encrypted.
-        tls: Option<TlsFiles>,
-    },
-}
-
-/// Certificates for an encrypted connection, as files in PEM.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TlsFiles {
-    /// Who is trusted.
-    pub authority: PathBuf,
-    /// Our certificate, when the other side asks for one.
-    pub certificate: Option<PathBuf>,
-    /// Its key.
-    pub key: Option<PathBuf>,
-}
-
-impl TlsFiles {
-    /// The files in a directory that `onecopy host keys` made.
-    pub fn of_host(directory: &Path) -> TlsFiles {
-        TlsFiles {
-            authority: directory.join("ca.pem"),
-            certificate: Some(directory.join("host.pem")),
-            key: Some(directory.join("host.key")),
-        }
-    }
-}
-
-/// Records in the disk's directory which raw image or snapshot becomes its base, so that another one in its place is
-/// noticed. For an export there is nothing to record: its server says what it is. Called when a disk is made.
-///
-/// # Errors
-/// The base is not there, or the record cannot be written.
-pub fn pin(specification: &BaseSpecification, directory: &Path) -> Result<(), SourceError> {
-    match specification {
-        BaseSpecification::Raw { path } => Identity::of_image(&directory.join(path))?.record(directory),
-        BaseSpecification::Disk { directory: other, snapshot } => {
-            let other = directory.join(other);
-            let (uuid, snapshot) = View::which(&other, snapshot).map_err(SourceError::file(&other))?;
-            Identity::of_snapshot(&uuid, &snapshot).record(directory)
-        }
-        BaseSpecification::Nbd { .. } => Ok(()),
-    }
-}
-
-/// Refuses the size that a source tells of itself when no disk can have it: maps and buffers are made after it.
-fn check_size(size_bytes: u64) -> Result<(), String> {
-    if size_bytes <= SIZE_BYTES_MAX {
-        return Ok(());
-    }
-    Err(format!("it has {size_bytes} bytes, and a disk has 8 TiB at most"))
-}
-
-/// Opens what a disk's header names as its base, for the holder of the disk. `directory` is the disk's; with `copy` the
-/// source is copied there, on demand and, once its limit was set ([`Source::set_hydration_limit`]), in the background;
-/// a copy that is whole already needs the source no more.
-///
-/// # Errors
-/// The base is not there, is none, or is not the one that it was.
-pub fn open(specification: &BaseSpecification, directory: &Path, copy: bool) -> Result<Arc<dyn Source>, SourceError> {
-    if copy {
-        let remote =
-            |remembered: Option<&Remembered>| original(specification, directory, remembered, ReadPolicy::default());
-        // The background begins when it is told its limit: before that it could be faster than it may.
-        let held = LocalCopyOptions { limit_bytes_per_second: Some(0), ..LocalCopyOptions::default() };
-        return Ok(Arc::new(LocalCopy::open(directory, remote, held)?));
-    }
-    original(specification, directory, None, ReadPolicy::default())
-}
-
-/// How the disk of somebody else is read.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct ReadPolicy {
-    /// A read waits so long for a base that is away; none is for ever.
-    pub(crate) patience: Option<Duration>,
-    /// No base is another server's export, or a device of this machine: its header may be another machine's.
-    pub(crate) only_files: bool,
-}
-
-/// Opens the base of a disk that somebody else may hold: nothing is written, and what is not in the holder's copy, now
-/// or later, comes from the source.
-///
-/// # Errors
-/// As [`open`].
-pub(crate) fn open_beside(
-    specification: &BaseSpecification,
-    directory: &Path,
-    copy: bool,
-    policy: ReadPolicy,
-) -> Result<Arc<dyn Source>, SourceError> {
-    if copy {
-        let again = ReadPolicy { patience: Some(LOOK_AGAIN_INTERVAL), ..policy };
-        let remote = |remembered: Option<&Remembered>| original(specification, directory, remembered, again);
-        if let Some(begun) = LocalCopy::open_beside(directory, remote, policy.patience)? {
-            return Ok(Arc::new(begun));
-        }
-    }
-    original(specification, directory, None, policy)
-}
-
-/// The base itself. When a copy remembers it, a server that cannot be reached now is waited for later.
-fn original(
-    specification: &BaseSpecification,
-    directory: &Path,
-    remembered: Option<&Remembered>,
-    policy: ReadPolicy,
-) -> Result<Arc<dyn Source>, SourceError> {
-    match specification {
-        BaseSpecification::Raw { path } => {
-            let path = directory.join(path);
-            Identity::of_image(&path)?.check(&path.display().to_string(), directory)?;
-            let file = RawFile::open(&path)?;
-            if policy.only_files && !file.metadata().map_err(SourceError::file(&path))?.is_file() {
-                return Err(SourceError::new(path.display().to_string(), "it is a device, and only files are read"));
-            }
-            Ok(Arc::new(file))
-        }
-        BaseSpecification::Disk { directory: other, snapshot } => {
-            let other = directory.join(other);
-            let (view, uuid, found) = View::open_known(&other, snapshot, policy).map_err(SourceError::file(&other))?;
-            // Only now the snapshot stays: one that is looked at before could be replaced until it is opened.
-            let place = format!("{}@{snapshot}", other.display());
-            Identity::of_snapshot(&uuid, &found).check(&place, directory)?;
-            Ok(Arc::new(view))
-        }
-        BaseSpecification::Nbd { url, .. } if policy.only_files => {
-            Err(SourceError::new(url.clone(), "it is another server's export, and only files are read"))
-        }
-        BaseSpecification::Nbd { url, tls } => {
-            let options =
-                NbdClientOptions { tls: tls.clone(), source_timeout: policy.patience, ..NbdClientOptions::default() };
-            let client = match remembered {
-                Some(remembered) => NbdClient::resume(url, options, remembered)?,
-                None => NbdClient::connect(url, options)?,
-            };
-            Ok(Arc::new(client))
-        }
-    }
 }

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, SeekFrom as Probe};
 
-use super::{Extent, Source, SourceError, check_size};
+use super::{Extent, Source, SourceError};
+use crate::format::header::check_size;
 use crate::storage;
 
 /// A raw image, read only.

@@ -20,8 +20,8 @@ use super::inflight::InflightArea;
 use super::memory::Memory;
 use super::progress::Progress;
 use super::request::{Call, Operation};
+use super::ring::put_answer;
 use super::split::Split;
-use super::worker::put_answer;
 
 const MEMORY_BYTES: u64 = 64 << 10;
 const SPLIT: Split = Split { size: 16, descriptors: 0, available: 256, used: 512, event_index: true };

@@ -13,7 +13,7 @@
 //! cost dearly when they were broken, and where they are kept:
 //! - every write into guest memory is marked while a machine migrates: [`dirty`];
 //! - requests under way survive the death of this process: [`inflight`];
-//! - what is hashed and written is a copy: [`worker`];
+//! - what is hashed and written is a copy: `ring::worker`;
 //! - the driver is called when a ring starts: [`ring`];
 //! - the disk is this process's only from the first ring's start to the last one's stop: [`connection`];
 //! - answers held back are let go when a ring stops: [`ring`].
@@ -35,7 +35,6 @@ mod ring;
 mod split;
 #[cfg(test)]
 mod tests;
-mod worker;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;

@@ -6,9 +6,11 @@
 //!       ^                                                   |                                       |
 //!       +------- GET_VRING_BASE, or the front end goes -----+---------------------------------------+
 //! ```
-//! A running ring has a thread ([`worker`](super::worker)); answers also come from the disk's workers. Both meet in the
+//! A running ring has a thread ([`worker`]); answers also come from the disk's workers. Both meet in the
 //! ring's lock, which is held for moments only. A broken ring takes nothing more and tells the front end by the error
 //! descriptor; requests under way end as usual.
+
+mod worker;
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -26,8 +28,8 @@ use super::pending::{CompletionHold, Kind};
 use super::progress::{Progress, RingError, call};
 use super::request::{Call, status};
 use super::split::Split;
-use super::worker;
 use crate::{Disk, DiskError, Epoch, Requester};
+pub(super) use worker::put_answer;
 
 /// How long a ring that has no next life waits, behind its deadline, for what this host's disk does: a flush of all
 /// that a slow one has not written yet.
@@ -396,7 +398,7 @@ impl Ring {
         let was_full = progress.is_full();
         progress.waited_for(request.head);
         // Under the lock: once a ring has stopped, nobody may write into the guest's memory.
-        let done = worker::put_answer(progress.memory(), request, outcome.as_deref(), &self.counters);
+        let done = put_answer(progress.memory(), request, outcome.as_deref(), &self.counters);
         let wake = was_full && !progress.is_full();
         self.tell_locked(state, &[done]);
         if wake {

@@ -2,7 +2,8 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::super::{Remembered, check_size};
+use super::super::Remembered;
+use crate::format::header::check_size;
 
 /// The unit of the copy.
 pub(super) const CLUSTER_BYTES: u64 = 64 << 10;

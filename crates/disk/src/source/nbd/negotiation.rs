@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use super::super::check_size;
 use super::url::Url;
+use crate::format::header::check_size;
 use crate::nbd::protocol::handshake::{
     AnswerHeader, ContextRequest, FIXED_NEWSTYLE, Information, InformationRequest, NO_ZEROES, OPTION_BYTES_MAX, answer,
     option, option_message, parse_context, parse_greeting,

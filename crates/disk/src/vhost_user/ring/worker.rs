@@ -8,13 +8,13 @@ use std::sync::Arc;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use super::chain::Chain;
-use super::counters::Counters;
-use super::memory::Memory;
-use super::pending::Kind;
-use super::request::{Call, Operation, SERIAL_BYTES, status};
-use super::ring::{Done, Life, Next, Ring};
-use super::split::Split;
+use super::super::chain::Chain;
+use super::super::counters::Counters;
+use super::super::memory::Memory;
+use super::super::pending::Kind;
+use super::super::request::{Call, Operation, SERIAL_BYTES, status};
+use super::super::split::Split;
+use super::{Done, Life, Next, Ring};
 use crate::{Attempt, Disk, DiskError, GuestSegment, Request};
 
 /// Requests taken and told of at once: more would let the first wait for the last.
@@ -186,7 +186,7 @@ fn prepare(request: &Call, scratch: &mut Scratch, length: u64) {
 }
 
 /// Puts a request's answer into guest memory: a read's bytes, then the status.
-pub(super) fn put_answer(
+pub(in super::super) fn put_answer(
     memory: &Memory,
     request: &Call,
     outcome: Result<&[u8], &DiskError>,
