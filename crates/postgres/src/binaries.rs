@@ -4,12 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::{PostgresError, ServiceUser};
-
-/// Oldest supported major version.
-pub const MAJOR_VERSION_MIN: u32 = 15;
-/// Newest supported major version.
-pub const MAJOR_VERSION_MAX: u32 = 18;
+use crate::{MAJOR_VERSION_MAX, MAJOR_VERSION_MIN, PostgresError, ServiceUser};
 
 /// Where Debian's packages (and those of apt.postgresql.org) put the versions side by side.
 const DEBIAN_ROOT: &str = "/usr/lib/postgresql";

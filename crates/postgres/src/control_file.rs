@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::beneath::Directory;
 use crate::crc32c::crc32c;
-use crate::{Lsn, MAJOR_VERSION_MAX, MAJOR_VERSION_MIN, PostgresError};
+use crate::{ControlFileError, Lsn, PostgresError};
 
 /// Physical size of the file.
 const FILE_BYTES: usize = 8192;
@@ -99,20 +99,6 @@ pub struct ControlFile {
     pub wal_segment_bytes: u32,
     /// Whether data pages carry checksums.
     pub data_checksums: bool,
-}
-
-/// A control file that cannot be used.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[allow(missing_docs, reason = "a variant is what its message says")]
-pub enum ControlFileError {
-    #[error("it has {0} bytes, less than its layout needs: it is torn or no control file")]
-    TooShort(usize),
-    #[error("format {format} with catalog {catalog} is not PostgreSQL {} to {}", MAJOR_VERSION_MIN, MAJOR_VERSION_MAX)]
-    UnsupportedVersion { format: u32, catalog: u32 },
-    #[error("its checksum is {found:08x} and should be {computed:08x}: it is torn or damaged")]
-    WrongChecksum { found: u32, computed: u32 },
-    #[error("its field {field} has the impossible value {value}")]
-    ImpossibleValue { field: &'static str, value: i64 },
 }
 
 impl ControlFile {

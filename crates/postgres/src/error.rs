@@ -4,7 +4,6 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::control_file::ControlFileError;
 use crate::{MAJOR_VERSION_MAX, MAJOR_VERSION_MIN};
 
 /// An operation on a PostgreSQL server that failed.
@@ -122,4 +121,18 @@ fn describe(error: &tokio_postgres::Error) -> String {
         source = cause.source();
     }
     text
+}
+
+/// A control file that cannot be used.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[allow(missing_docs, reason = "a variant is what its message says")]
+pub enum ControlFileError {
+    #[error("it has {0} bytes, less than its layout needs: it is torn or no control file")]
+    TooShort(usize),
+    #[error("format {format} with catalog {catalog} is not PostgreSQL {} to {}", MAJOR_VERSION_MIN, MAJOR_VERSION_MAX)]
+    UnsupportedVersion { format: u32, catalog: u32 },
+    #[error("its checksum is {found:08x} and should be {computed:08x}: it is torn or damaged")]
+    WrongChecksum { found: u32, computed: u32 },
+    #[error("its field {field} has the impossible value {value}")]
+    ImpossibleValue { field: &'static str, value: i64 },
 }

@@ -31,6 +31,7 @@ mod recommended;
 mod replication;
 mod server;
 mod server_options;
+mod service_files;
 mod service_user;
 mod settings;
 mod standby;
@@ -39,10 +40,10 @@ mod written_settings;
 
 pub use base_backup::{BaseBackup, TablespaceMapping};
 pub use beneath::{DEPTH_MAX, Directory};
-pub use binaries::{Binaries, MAJOR_VERSION_MAX, MAJOR_VERSION_MIN};
+pub use binaries::Binaries;
 pub use connection::{ConnectionParameters, OWN_SETTINGS};
-pub use control_file::{ClusterState, ControlFile, ControlFileError, WalLevel};
-pub use error::PostgresError;
+pub use control_file::{ClusterState, ControlFile, WalLevel};
+pub use error::{ControlFileError, PostgresError};
 pub use extension::{ExtensionMissing, InstalledExtension};
 pub use follower::{FollowerMaker, MakeFuture, Progress};
 pub use inherited::InheritedDescriptor;
@@ -54,9 +55,13 @@ pub use processes::{ServerProcesses, kill_processes_of, processes_of};
 pub use recommended::{Role, recommended_settings};
 pub use replication::{ConnectedStandby, ReplicationState};
 pub use server::{Server, StartOutcome};
-pub use server_options::ServerOptions;
+pub use server_options::{ServerOptions, StandbyOptions};
 pub use service_user::ServiceUser;
 pub use settings::{AccessRule, RuleKind, Settings};
-pub use standby::StandbyOptions;
 pub use supervisor::{Supervisor, SupervisorState};
 pub use written_settings::WrittenSettings;
+
+/// Oldest supported major version.
+pub const MAJOR_VERSION_MIN: u32 = 15;
+/// Newest supported major version.
+pub const MAJOR_VERSION_MAX: u32 = 18;

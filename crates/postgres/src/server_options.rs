@@ -117,3 +117,12 @@ impl ServerOptions {
         complete
     }
 }
+
+/// Whom a standby follows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StandbyOptions {
+    /// The primary, with a role that may replicate; `application_name` is what the primary calls the standby.
+    pub primary: ConnectionParameters,
+    /// A physical replication slot on the primary; none: the primary does not wait with removing its log.
+    pub slot: Option<String>,
+}

@@ -8,15 +8,6 @@ use tokio_postgres::error::SqlState;
 use crate::beneath::Directory;
 use crate::{ConnectionParameters, Lsn, PostgresError, Server, configuration_files};
 
-/// Whom a standby follows.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StandbyOptions {
-    /// The primary, with a role that may replicate; `application_name` is what the primary calls the standby.
-    pub primary: ConnectionParameters,
-    /// A physical replication slot on the primary; none: the primary does not wait with removing its log.
-    pub slot: Option<String>,
-}
-
 impl Server {
     /// Makes a running standby a primary and waits until it takes updates; returns where its new timeline begins.
     ///
