@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,6 @@ use onecopy_control::socket;
 use onecopy_postgres::{Binaries, Instance, Role, ServiceUser, StopMode, Supervisor};
 use onecopy_router::Router;
 use onecopy_router::config::{Freshness, RouterConfiguration, RouterSettings};
-use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::change::{Change, CloneOptions};
@@ -18,15 +16,15 @@ use crate::http::Page;
 use crate::machines;
 use crate::membership::{Membership, Returned};
 use crate::memory::{self, MemoryConfiguration, MemoryService, ServersMemory};
-use crate::observation::{Observation, ObservedServer};
+use crate::observation::Observation;
+use crate::observed_server::ObservedServer;
 use crate::ports::free_port;
 use crate::provisioning::{Provisioner, ReportingMaker};
 use crate::secret::Secrets;
 use crate::state::{ClusterState, REPLICAS_MAX, Runtime};
 use crate::stop::{discard_incomplete, stop_servers};
-use crate::{ClusterStatus, Directory, HostError, Progress, control, roles, steps};
+use crate::{ClusterStatus, Directory, HostError, Progress, Summary, UpOptions, control, roles, steps};
 use onecopy_directory::{DirectoryLock, LockState};
-use onecopy_machine::MachineOverrides;
 
 /// Followers of a new cluster.
 pub const REPLICAS_DEFAULT: usize = 2;
@@ -37,69 +35,6 @@ pub const PORT_DEFAULT: u16 = 6432;
 /// How long supervisors of a start that has failed may take to let go, and how often it is looked whether they have.
 const LET_GO_TIMEOUT: Duration = Duration::from_secs(10);
 const LET_GO_LOOK_INTERVAL: Duration = Duration::from_millis(10);
-
-/// What [`Cluster::up`] is asked for; what is left out stays as it was, or gets its default in a new cluster.
-#[derive(Debug, Clone)]
-pub struct UpOptions {
-    /// Where the cluster lies.
-    pub directory: Directory,
-    /// Followers.
-    pub replicas: Option<usize>,
-    /// Port of the router on 127.0.0.1; 0 for any free one.
-    pub port: Option<u16>,
-    /// Port of the page of metrics; left out in a new cluster, the one after `port`.
-    pub metrics_port: Option<u16>,
-    /// How fresh reads are when a session does not say.
-    pub freshness: Option<Freshness>,
-    /// Where PostgreSQL's programs are.
-    pub pg_bindir: Option<PathBuf>,
-    /// The files of one more follower are kept ready, where clones are filled on demand.
-    pub spare: Option<bool>,
-    /// The file that `memory` was read from, to be found again by the next `up`.
-    pub configuration_file: Option<PathBuf>,
-    /// How memory is shared out.
-    pub memory: MemoryConfiguration,
-    /// What servers run in; fixed once the cluster is made.
-    pub runtime: Option<Runtime>,
-    /// What servers' machines are made of, where they run in machines.
-    pub machine: MachineOverrides,
-}
-
-impl UpOptions {
-    /// Everything as it was, or by default.
-    pub fn new(directory: Directory) -> UpOptions {
-        UpOptions {
-            directory,
-            replicas: None,
-            port: None,
-            metrics_port: None,
-            freshness: None,
-            pg_bindir: None,
-            spare: None,
-            configuration_file: None,
-            memory: MemoryConfiguration::default(),
-            runtime: None,
-            machine: MachineOverrides::default(),
-        }
-    }
-}
-
-/// What a user must know of a cluster that is up.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Summary {
-    /// Its directory.
-    pub directory: PathBuf,
-    /// The daemon.
-    pub process_id: u32,
-    /// Where clients connect.
-    pub router: SocketAddr,
-    /// Where `/metrics`, `/status` and `/healthz` are.
-    pub metrics: SocketAddr,
-    /// Names of the servers that are there: the leader, then the followers.
-    pub servers: Vec<String>,
-    /// Version of PostgreSQL.
-    pub postgres_version: String,
-}
 
 /// A cluster that serves clients. Dropped without [`Cluster::down`], its servers run on.
 pub struct Cluster {

@@ -1,5 +1,8 @@
 //! What long work tells while it goes on.
 
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 /// One thing that happened during [`crate::Cluster::up`], a change of its followers or [`crate::down`]; with `--json`
@@ -83,7 +86,7 @@ pub enum Event {
     /// The cluster serves clients.
     Ready {
         /// The cluster.
-        summary: crate::Summary,
+        summary: Summary,
     },
     /// The work failed; nothing follows.
     Failed {
@@ -122,4 +125,21 @@ impl<F: Fn(Event) + Send + Sync> Progress for F {
     fn report(&self, event: Event) {
         self(event);
     }
+}
+
+/// What a user must know of a cluster that is up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Its directory.
+    pub directory: PathBuf,
+    /// The daemon.
+    pub process_id: u32,
+    /// Where clients connect.
+    pub router: SocketAddr,
+    /// Where `/metrics`, `/status` and `/healthz` are.
+    pub metrics: SocketAddr,
+    /// Names of the servers that are there: the leader, then the followers.
+    pub servers: Vec<String>,
+    /// Version of PostgreSQL.
+    pub postgres_version: String,
 }

@@ -2,8 +2,6 @@
 
 mod arriving;
 
-pub use arriving::AllowedBridge;
-
 use std::time::{Duration, Instant};
 
 use onecopy_machine::keeper::{MigrationEvent, MigrationOrder, Prediction};
@@ -15,14 +13,8 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 
 use super::Machines;
-use super::protection::decide_by_etcd;
+use super::decision::{GO_TIMEOUT, LOOK_INTERVAL, decide, decide_by_etcd, of_token, unknown};
 use crate::HostError;
-
-/// How long a machine may take to go on that was given away.
-pub(super) const GO_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// How often it is looked whether it does.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How often it is looked whether a machine that stands for a migration has its keeper.
 const CARE_INTERVAL: Duration = Duration::from_secs(5);
@@ -332,40 +324,8 @@ impl Machines {
     }
 }
 
-fn unknown(home: &MachineHome) -> MachineError {
-    let (machine, to) = (home.name().to_string(), "this host".to_owned());
-    MachineError::Migration { machine, to, reason: "no such migration is known here".to_owned() }
-}
-
 fn arrival(home: &MachineHome) -> Result<Arrival, MachineError> {
     Arrival::of(home)?.ok_or_else(|| unknown(home))
-}
-
-fn of_token(home: &MachineHome, token: &str) -> Result<Arrival, MachineError> {
-    Arrival::of(home)?.filter(|record| record.token == token).ok_or_else(|| unknown(home))
-}
-
-/// Says of a machine that has come whether it goes on here, until that is written down; what is written down counts.
-pub(super) async fn decide(machine: &Machine, record: &Arrival, goes: bool) -> Result<Gone, HostError> {
-    let (home, begun) = (machine.home(), Instant::now());
-    loop {
-        if let Some(gone) = of_token(home, &record.token)?.outcome(home)? {
-            return Ok(gone);
-        }
-        let said = if machine.process_id().is_none() && !home.has_keeper() {
-            // Nothing of its memory is there any more: no later start of it begins.
-            machine.discard_arrival(&record.token).await.map(|_| ())
-        } else {
-            machine.decide(&record.token, goes).await
-        };
-        if begun.elapsed() >= GO_TIMEOUT {
-            said?;
-            let (machine, to) = (home.name().to_string(), "this host".to_owned());
-            let reason = "that is not decided yet; ask again".to_owned();
-            return Err(MachineError::Migration { machine, to, reason }.into());
-        }
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
 }
 
 /// Whether etcd has decided that a copy goes on; else it has now that it never does, where it answers.

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use onecopy_machine::keeper::{ProtectionOrder, ProtectionState, ProtectionStatus, unix_ms};
 use onecopy_machine::migration::{self, Arrival, Departure, Gone, HostOrder, Unanswered, Verdict, Which};
-use onecopy_machine::{Machine, MachineError, MachineName, Survivor};
+use onecopy_machine::{MachineError, MachineName, Survivor};
 
 use super::Machines;
-use super::migration::{GO_TIMEOUT, decide};
+use super::decision::{GO_TIMEOUT, decide, decide_by_etcd};
 use crate::HostError;
 
 /// How often it is looked how far a protection is.
@@ -124,12 +124,4 @@ impl Machines {
         machine.yield_to(&which.token).await?;
         Ok(Departure::verdict(machine.home(), &which.token))
     }
-}
-
-/// Whether etcd lets it go on here, where there is a copy that could; none: that is not known, or etcd has no say.
-pub(super) async fn decide_by_etcd(machine: &Machine, record: &Arrival) -> Option<Survivor> {
-    let home = machine.home();
-    let etcd = record.etcd().filter(|_| home.has_keeper() && home.process_id().is_some())?;
-    let decided = etcd.decide(home.name(), &record.token, Survivor::Copy).await;
-    decided.inspect_err(|reason| tracing::warn!(reason, "whether the machine goes on here is not known")).ok()
 }

@@ -19,7 +19,7 @@ use rand::distr::Alphanumeric;
 use serde::Serialize;
 use tokio::task::JoinSet;
 
-use super::migration::AllowedBridge;
+use super::allowed_bridge::AllowedBridge;
 use super::runtime::free_port;
 use super::serving::pool_setting;
 use crate::state::{ClusterState, Runtime};

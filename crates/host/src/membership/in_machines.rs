@@ -10,7 +10,7 @@ use super::Membership;
 use super::admission::Startable;
 use super::reconciling::{Making, all_admitted};
 use crate::change::CloneOptions;
-use crate::observation::ObservedServer;
+use crate::observed_server::ObservedServer;
 use crate::state::ServerState;
 use crate::{Event, HostError, machines};
 

@@ -4,7 +4,7 @@ use onecopy_postgres::{Role, Supervisor};
 use tokio::sync::watch;
 
 use crate::CloneStatus;
-use crate::observation::ObservedServer;
+use crate::observed_server::ObservedServer;
 
 /// A follower that its supervisor keeps running.
 pub(super) struct Member {

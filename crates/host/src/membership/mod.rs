@@ -34,7 +34,7 @@ use member::Member;
 pub(crate) use returning::Returned;
 
 use crate::change::{Change, CloneOptions};
-use crate::observation::ObservedServer;
+use crate::observed_server::ObservedServer;
 use crate::provisioning::Provisioner;
 use crate::state::{ClusterState, REPLICAS_MAX, ServerState};
 use crate::{HostError, Progress};

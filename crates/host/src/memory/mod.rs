@@ -4,7 +4,6 @@
 mod client;
 mod configuration;
 mod engines;
-mod groups;
 mod limit;
 mod metrics;
 mod routes;
@@ -19,7 +18,8 @@ pub use configuration::{CgroupUse, ExtensionUse, InstanceMemory, MemoryConfigura
 pub(crate) use metrics::metrics;
 pub(crate) use routes::routes;
 pub use routes::{AutoRequest, SetRequest};
+pub(crate) use schema::EXTENSION;
 pub(crate) use service::MemoryService;
 pub use standalone::MemoryAgent;
-pub(crate) use starting::{EXTENSION, ServersMemory};
+pub(crate) use starting::ServersMemory;
 pub use status::{MemoryStatus, MemorySummary};

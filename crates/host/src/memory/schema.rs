@@ -3,8 +3,10 @@
 use onecopy_postgres::{InstalledExtension, Server};
 use tokio_postgres::Client;
 
-use super::starting::EXTENSION;
 use crate::{HostError, Progress};
+
+/// The extension's name, and its library's.
+pub(crate) const EXTENSION: &str = "onecopy";
 
 /// The schema of the extension's functions. Clients own the database, so they may make objects in `public`: what a
 /// superuser calls must not lie beside theirs.

@@ -25,7 +25,7 @@ use super::starting::{ServersMemory, host_bytes};
 use super::{MemoryConfiguration, MemoryStatus};
 use crate::HostError;
 use crate::membership::{Membership, Seen};
-use crate::observation::ObservedServer;
+use crate::observed_server::ObservedServer;
 
 /// How often it is looked whether followers have come or gone.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
@@ -178,7 +178,7 @@ impl MemoryService {
         name: &str,
         server: Arc<Server>,
     ) -> Result<(), HostError> {
-        if let Entry::Vacant(place) = servers.entry(name.parse()?) {
+        if let Entry::Vacant(place) = servers.entry(name.parse().map_err(MemoryError::from)?) {
             let engine = engines::of_server(place.key(), &server, &self.memory)?;
             self.agent.add(engine, self.memory.policy_of(name, server.data_directory()));
             place.insert(server);

@@ -3,21 +3,20 @@
 //! `shared_buffers` is a ceiling: memory that nobody has touched costs nothing, and the extension keeps the pool at its
 //! target.
 
+mod groups;
+
 use std::path::Path;
 use std::sync::Arc;
 
+use groups::ServerGroups;
 use onecopy_memory::arbiter::InstancePolicy;
 use onecopy_memory::pressure::Host;
 use onecopy_memory::{BindingLimit, Bytes, Level, MemoryError, Size, size};
 use onecopy_postgres::{Binaries, ExtensionMissing, InstalledExtension, Server, Settings, WrittenSettings};
 
 use super::configuration::{ExtensionUse, MemoryConfiguration};
-use super::groups::ServerGroups;
-use super::schema;
+use super::schema::{self, EXTENSION};
 use crate::{HostError, Progress};
-
-/// The extension's name, and its library's.
-pub(crate) const EXTENSION: &str = "onecopy";
 
 /// What the extension's pools are resized by; the last one may be shorter.
 pub(super) const CHUNK_BYTES: Bytes = 2 << 20;

@@ -1,11 +1,10 @@
 //! Who comes in, and where he is led.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::machines::Machines;
 use onecopy_clone::CloneError;
 use onecopy_clone::network::endpoint::{self, IncomingConnection};
 use onecopy_clone::network::keys::HostKeys;
@@ -19,8 +18,9 @@ use tokio::sync::Semaphore;
 
 use super::accepted::Orderer;
 use super::allowed::Allowed;
-use super::machines::{self, Snapshots};
-use super::ordered;
+use super::host::{Host, Snapshots};
+use super::{machines, ordered};
+use crate::machines::Machines;
 
 /// Connections of hosts that have shown who they are, at once; a further one is refused.
 const CONNECTIONS_MAX: usize = 256;
@@ -34,21 +34,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct Listener {
     listener: TcpListener,
     host: Arc<Host>,
-}
-
-/// What every connection needs.
-#[derive(Debug)]
-pub(super) struct Host {
-    pub keys: HostKeys,
-    pub keys_directory: PathBuf,
-    pub allowed: Allowed,
-    /// This program, which is also the one that fills clones.
-    pub program: PathBuf,
-    /// Machines that may go from here to other hosts, and among which those of others come.
-    pub machines: Option<Machines>,
-    pub snapshots: Snapshots,
-    connections: Semaphore,
-    pub(super) orders: Arc<Semaphore>,
 }
 
 impl Listener {

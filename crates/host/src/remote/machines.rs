@@ -1,22 +1,15 @@
 //! Other hosts' orders about machines: take one, show the disk of one that has gone, say where one goes on.
 
-use std::collections::BTreeMap;
-
 use onecopy_clone::network::protocol::ProtocolError;
 use onecopy_clone::network::request::{HostAnswer, write_line};
 use onecopy_machine::migration::{HostOrder, ReceiveOrder, Which};
-use onecopy_machine::{MachineName, ServedSnapshot, SnapshotServer, carry};
+use onecopy_machine::{ServedSnapshot, SnapshotServer, carry};
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::sync::Mutex;
 
-use super::listener::Host;
+use super::host::{Host, Snapshots};
 use crate::machines::Machines;
-
-/// Processes that serve snapshots of disks that have gone.
-#[derive(Debug, Default)]
-pub(super) struct Snapshots(Mutex<BTreeMap<MachineName, (String, SnapshotServer)>>);
 
 /// Does what is ordered, and tells of it.
 pub(super) async fn serve<S>(host: &Host, mut stream: S, order: serde_json::Value) -> Result<(), ProtocolError>

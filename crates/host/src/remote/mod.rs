@@ -14,6 +14,7 @@
 mod accepted;
 mod allowed;
 mod carried;
+mod host;
 mod listener;
 mod machines;
 mod order;

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use super::accepted::{Accepted, Orderer, beside};
 use super::allowed::HOME_SUFFIX;
-use super::listener::Host;
+use super::host::Host;
 use super::order::OrderEvent;
 use crate::memory::EXTENSION;
 

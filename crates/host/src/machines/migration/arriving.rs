@@ -1,7 +1,6 @@
 //! Machines that come from other hosts: their directories, and what is left of those that did not come.
 
 use std::path::Path;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,12 +11,12 @@ use onecopy_machine::migration::{
 };
 use onecopy_machine::{
     BridgedNetwork, Endpoint, Etcd, Forward, GuestImage, Machine, MachineConfiguration, MachineError, MachineHome,
-    MachineName, NetworkChoice, hypervisor_failed,
+    MachineName, hypervisor_failed,
 };
 
 use super::super::Machines;
+use super::super::decision::{GO_TIMEOUT, LOOK_INTERVAL};
 use super::super::registry::{blocking, keep_alone};
-use super::{GO_TIMEOUT, LOOK_INTERVAL};
 use crate::HostError;
 
 /// How long a copy of a machine may take to end that its host sends anew.
@@ -277,33 +276,6 @@ impl Machines {
         .await;
         if let Err(error) = removed {
             tracing::warn!(%error, "a machine that did not come has left something");
-        }
-    }
-}
-
-/// A bridge onto which machines of other hosts may come.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AllowedBridge {
-    name: String,
-    /// Also those that may send from any card's address.
-    takes_unfiltered: bool,
-}
-
-impl FromStr for AllowedBridge {
-    type Err = String;
-
-    /// Understands `NAME[,filter=on|off]`.
-    fn from_str(text: &str) -> Result<AllowedBridge, String> {
-        let parsed = match text.contains("bridge=") {
-            true => Err(format!("{text:?} names more than one bridge; give --bridge again")),
-            false => format!("bridge={text}").parse(),
-        };
-        match parsed {
-            Ok(NetworkChoice::Bridged(BridgedNetwork { bridge, mac: None, address: None, gateway: None, filter })) => {
-                Ok(AllowedBridge { name: bridge, takes_unfiltered: !filter })
-            }
-            Ok(_) => Err(format!("{text:?} is not understood; it is NAME[,filter=on|off]")),
-            Err(reason) => Err(reason),
         }
     }
 }

@@ -7,6 +7,7 @@ use onecopy_machine::migration::{ReceiveOrder, SharedDisk};
 use onecopy_machine::{BridgedNetwork, GuestImage, MachineConfiguration, NetworkChoice};
 
 use super::*;
+use crate::machines::AllowedBridge;
 
 #[test]
 fn who_is_not_given_away_is_not_read() {

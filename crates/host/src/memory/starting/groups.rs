@@ -15,13 +15,13 @@ use onecopy_memory::pressure::Host;
 use onecopy_memory::{Bytes, InstanceName, MemoryError};
 use onecopy_postgres::Server;
 
-use super::configuration::CgroupUse;
-use super::starting::ServersMemory;
+use super::super::configuration::CgroupUse;
+use super::ServersMemory;
 use crate::{HostError, Progress};
 
 /// What is known of the groups, by the servers' data directories.
 #[derive(Debug, Default)]
-pub(crate) struct ServerGroups {
+pub(in super::super) struct ServerGroups {
     taken: Mutex<BTreeMap<PathBuf, Taken>>,
     /// It was said that this host does not allow them.
     is_told: AtomicBool,
@@ -195,7 +195,7 @@ fn group_name(name: &str, data_directory: &Path) -> Result<InstanceName, MemoryE
         .as_encoded_bytes()
         .iter()
         .fold(0xcbf2_9ce4_8422_2325_u64, |number, byte| (number ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
-    format!("{name}.{number:016x}").parse()
+    Ok(format!("{name}.{number:016x}").parse()?)
 }
 
 #[cfg(test)]
