@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::instance::InvalidInstance;
+use crate::size::InvalidSize;
 use crate::{InstanceName, Level, size};
 
 /// An operation on memory that failed.
@@ -11,17 +13,12 @@ use crate::{InstanceName, Level, size};
 #[non_exhaustive]
 #[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum MemoryError {
-    #[error("{text:?} is not a size: {reason}; write a number and a unit of B, kB, MB, GB, TB, PB, as in 512MB")]
-    InvalidSize { text: String, reason: &'static str },
-    #[error(
-        "{name:?} cannot name an instance; use 1 to {length_max} letters, digits, and . _ - of ASCII, \
-         a letter or digit first"
-    )]
-    InvalidInstanceName { name: String, length_max: usize },
+    #[error(transparent)]
+    InvalidSize(#[from] InvalidSize),
+    #[error(transparent)]
+    InvalidInstance(#[from] InvalidInstance),
     #[error("no instance {name:?} here; there are: {known}")]
     UnknownInstance { name: String, known: String },
-    #[error("{text:?} is none of: {known}")]
-    UnknownWord { text: String, known: &'static str },
     #[error("cannot {action} {path}: {source}")]
     File { action: &'static str, path: PathBuf, source: io::Error },
     #[error("{path} cannot be understood: {reason}")]

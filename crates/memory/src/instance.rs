@@ -5,10 +5,21 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::MemoryError;
-
 /// The longest name: it becomes a directory's name and a label of metrics.
 const NAME_LENGTH_MAX: usize = 63;
+
+/// What is no instance's name, level or kind.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "a variant is what its message says")]
+pub enum InvalidInstance {
+    #[error(
+        "{name:?} cannot name an instance; use 1 to {length_max} letters, digits, and . _ - of ASCII, \
+         a letter or digit first"
+    )]
+    Name { name: String, length_max: usize },
+    #[error("{text:?} is none of: {known}")]
+    UnknownWord { text: String, known: &'static str },
+}
 
 /// The name of one server on this host: letters, digits and `.`, `_`, `-` of ASCII, a letter or digit first, at most 63
 /// bytes.
@@ -24,22 +35,22 @@ impl InstanceName {
 }
 
 impl FromStr for InstanceName {
-    type Err = MemoryError;
+    type Err = InvalidInstance;
 
-    fn from_str(text: &str) -> Result<Self, MemoryError> {
+    fn from_str(text: &str) -> Result<Self, InvalidInstance> {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
         let starts_well = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
         if !starts_well || text.len() > NAME_LENGTH_MAX || !text.bytes().all(allowed) {
-            return Err(MemoryError::InvalidInstanceName { name: text.to_owned(), length_max: NAME_LENGTH_MAX });
+            return Err(InvalidInstance::Name { name: text.to_owned(), length_max: NAME_LENGTH_MAX });
         }
         Ok(InstanceName(text.to_owned()))
     }
 }
 
 impl TryFrom<String> for InstanceName {
-    type Error = MemoryError;
+    type Error = InvalidInstance;
 
-    fn try_from(text: String) -> Result<Self, MemoryError> {
+    fn try_from(text: String) -> Result<Self, InvalidInstance> {
         text.parse()
     }
 }
@@ -80,14 +91,14 @@ impl fmt::Display for Level {
 }
 
 impl FromStr for Level {
-    type Err = MemoryError;
+    type Err = InvalidInstance;
 
-    fn from_str(text: &str) -> Result<Self, MemoryError> {
+    fn from_str(text: &str) -> Result<Self, InvalidInstance> {
         match text {
             "request" => Ok(Level::Request),
             "publish" => Ok(Level::Publish),
             "own" => Ok(Level::Own),
-            _ => Err(MemoryError::UnknownWord { text: text.to_owned(), known: "request, publish, own" }),
+            _ => Err(InvalidInstance::UnknownWord { text: text.to_owned(), known: "request, publish, own" }),
         }
     }
 }
@@ -115,14 +126,14 @@ impl fmt::Display for Kind {
 }
 
 impl FromStr for Kind {
-    type Err = MemoryError;
+    type Err = InvalidInstance;
 
-    fn from_str(text: &str) -> Result<Self, MemoryError> {
+    fn from_str(text: &str) -> Result<Self, InvalidInstance> {
         match text {
             "postgresql" => Ok(Kind::PostgreSql),
             "mariadb" => Ok(Kind::MariaDb),
             "mysql" => Ok(Kind::MySql),
-            _ => Err(MemoryError::UnknownWord { text: text.to_owned(), known: "postgresql, mariadb, mysql" }),
+            _ => Err(InvalidInstance::UnknownWord { text: text.to_owned(), known: "postgresql, mariadb, mysql" }),
         }
     }
 }

@@ -26,6 +26,6 @@ pub mod size;
 pub mod untrusted_file;
 
 pub use error::MemoryError;
-pub use instance::{InstanceName, Kind, Level};
+pub use instance::{InstanceName, InvalidInstance, Kind, Level};
 pub use observation::{BindingLimit, GhostStep, HostPressure, Observation};
-pub use size::{Bytes, Size};
+pub use size::{Bytes, InvalidSize, Size};

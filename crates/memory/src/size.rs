@@ -9,10 +9,18 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::MemoryError;
-
 /// A number of bytes.
 pub type Bytes = u64;
+
+/// What is no size.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a size: {reason}; write a number and a unit of B, kB, MB, GB, TB, PB, as in 512MB")]
+pub struct InvalidSize {
+    /// What was written, or the begin of it.
+    pub text: String,
+    /// What is wrong.
+    pub reason: &'static str,
+}
 
 /// Units, the largest first.
 const UNITS: [(&str, Bytes); 6] =
@@ -44,11 +52,11 @@ impl Size {
 }
 
 impl FromStr for Size {
-    type Err = MemoryError;
+    type Err = InvalidSize;
 
     /// Understands `512MB`, `1.5 GB`, `25%` (of 0 to 100).
-    fn from_str(text: &str) -> Result<Self, MemoryError> {
-        let refuse = |reason| MemoryError::InvalidSize { text: shortened(text), reason };
+    fn from_str(text: &str) -> Result<Self, InvalidSize> {
+        let refuse = |reason| InvalidSize { text: shortened(text), reason };
         let trimmed = text.trim();
         let number_end =
             trimmed.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(trimmed.len());
@@ -97,9 +105,9 @@ impl fmt::Display for Size {
 }
 
 impl TryFrom<String> for Size {
-    type Error = MemoryError;
+    type Error = InvalidSize;
 
-    fn try_from(text: String) -> Result<Self, MemoryError> {
+    fn try_from(text: String) -> Result<Self, InvalidSize> {
         text.parse()
     }
 }
@@ -113,13 +121,11 @@ impl From<Size> for String {
 /// A size in bytes, without the form `25%`.
 ///
 /// # Errors
-/// [`MemoryError::InvalidSize`] says what is wrong.
-pub fn parse(text: &str) -> Result<Bytes, MemoryError> {
+/// [`InvalidSize`] says what is wrong.
+pub fn parse(text: &str) -> Result<Bytes, InvalidSize> {
     match text.parse()? {
         Size::Bytes(bytes) => Ok(bytes),
-        Size::Millionths(_) => {
-            Err(MemoryError::InvalidSize { text: shortened(text), reason: "it is a share of nothing" })
-        }
+        Size::Millionths(_) => Err(InvalidSize { text: shortened(text), reason: "it is a share of nothing" }),
     }
 }
 

@@ -168,7 +168,7 @@ impl ExtensionEngine {
                 None => Arc::new(Published::open(&directory)?),
             };
             let taken = published.take(wanted_bytes)?;
-            Ok((published, taken))
+            Ok::<_, MemoryError>((published, taken))
         });
         let (published, taken) = taking.await.map_err(|error| MemoryError::Statement {
             instance: self.instance.clone(),
