@@ -4,8 +4,9 @@
 
 use bytes::BytesMut;
 
+use crate::session::ClientStatus;
 use crate::state::RouterState;
-use crate::status::{ClientStatus, RouterStatus};
+use crate::status::RouterStatus;
 use crate::wire::{Channel, ChannelError, Reply, SqlError, sql_of_query, sqlstate};
 
 /// The name of the console among databases. A real database of this name cannot be reached through the router.
@@ -41,7 +42,7 @@ pub async fn serve(router: &RouterState, client: &mut Channel) -> Result<(), Cha
             b'X' => return Ok(()),
             b'Q' => {
                 let sql = sql_of_query(&frame).unwrap_or_default();
-                let clients = || ClientStatus::all(router);
+                let clients = || router.client_statuses();
                 answer(&String::from_utf8_lossy(&sql), &RouterStatus::of(router), clients, &mut client.output);
                 client.output.ready_for_query(b'I');
             }
@@ -150,7 +151,7 @@ fn pools(status: &RouterStatus) -> Table {
     let mut rows = Vec::new();
     for database in &status.databases {
         for (server, idle) in status.servers.iter().zip(&database.idle_readers) {
-            let sessions = (server.role == crate::servers::Role::Leader).then_some(database.parked);
+            let sessions = (server.role == crate::topology::Role::Leader).then_some(database.parked);
             let mut row = text([&database.name, &server.name]);
             row.extend([
                 Some(database.clients.to_string()),

@@ -18,9 +18,9 @@ use crate::config::LiveSettings;
 use crate::epoch::{CommitBarrier, DdlBarrier, Epochs, GateHooks, Gatekeeper, tripwire};
 use crate::membership::Servers;
 use crate::pool::{LeaderPool, ReaderPools};
+use crate::serializable::SerializableTransactions;
 use crate::servers::{Health, Server};
 use crate::sql::{Scope, fingerprint_hash};
-use crate::state::SerializableTransactions;
 use catalog::DatabaseCatalog;
 use loaded::{Loaded, load};
 

@@ -2,9 +2,9 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 
 use crate::backend::BackendError;
+use crate::servers::UnreadablePassword;
 
 /// Why a router does not start, reload, or take a server.
 #[derive(Debug, thiserror::Error)]
@@ -12,8 +12,8 @@ use crate::backend::BackendError;
 pub enum RouterError {
     #[error("cannot listen on {address}: {source}; choose another port")]
     Listen { address: SocketAddr, source: io::Error },
-    #[error("cannot read the password file {path}: {source}")]
-    PasswordFile { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    PasswordFile(#[from] UnreadablePassword),
     #[error("two servers are called {0:?}; give each server its own name")]
     DuplicateServer(String),
     #[error("no follower is called {0:?}; SHOW SERVERS on the console lists the servers")]

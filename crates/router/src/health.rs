@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::backend::{Backend, BackendError, Credentials, Purpose};
 use crate::config::LiveSettings;
-use crate::servers::{Health, Role, Server};
+use crate::servers::{Health, Server};
+use crate::topology::Role;
 
 /// Time between two probes of a server that is up.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);

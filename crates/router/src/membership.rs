@@ -9,7 +9,8 @@ use std::sync::{Arc, RwLock, RwLockWriteGuard};
 
 use crate::config::{RouterConfiguration, ServerConfiguration};
 use crate::error::RouterError;
-use crate::servers::{Role, Server};
+use crate::servers::Server;
+use crate::topology::Role;
 use crate::topology::Topology;
 
 /// The leader and the followers of now.
@@ -79,7 +80,7 @@ impl Servers {
     /// # Errors
     /// A password file that cannot be read.
     pub fn prepare(&self, follower: &ServerConfiguration) -> Result<Arc<Server>, RouterError> {
-        Server::new(self.next_number.fetch_add(1, SeqCst), Role::Follower, follower)
+        Ok(Server::new(self.next_number.fetch_add(1, SeqCst), Role::Follower, follower)?)
     }
 
     /// Takes a follower that was prepared here.

@@ -19,6 +19,7 @@ use crate::membership::Servers;
 use crate::metrics;
 use crate::orphaned_transactions;
 use crate::servers::Server;
+use crate::session;
 use crate::state::RouterState;
 use crate::status::RouterStatus;
 use crate::wire::Listener;
@@ -320,7 +321,7 @@ async fn accept(state: Arc<RouterState>, listener: Listener, mut stop: tokio::sy
             },
             _ = stop.changed() => return,
         };
-        state.start_session(socket);
+        state.start_session(session::serve(state.clone(), socket));
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
@@ -9,19 +10,17 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::config::ServerConfiguration;
-use crate::error::RouterError;
 use crate::read_share::ReadShare;
 use crate::timeline::SystemTimeline;
+use crate::topology::Role;
 use crate::wire::Address;
 
-/// What a server is in its cluster.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// Executes and certifies updates.
-    Leader,
-    /// A hot standby of it.
-    Follower,
+/// A server's password cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read the password file {path}: {source}")]
+pub struct UnreadablePassword {
+    path: PathBuf,
+    source: std::io::Error,
 }
 
 /// Whether a server answers. Kept by [`crate::health`].
@@ -104,7 +103,11 @@ impl Server {
     ///
     /// # Errors
     /// A password file that cannot be read.
-    pub fn new(number: u64, role: Role, configuration: &ServerConfiguration) -> Result<Arc<Server>, RouterError> {
+    pub fn new(
+        number: u64,
+        role: Role,
+        configuration: &ServerConfiguration,
+    ) -> Result<Arc<Server>, UnreadablePassword> {
         let password = password_in(configuration)?;
         Ok(Arc::new(Server {
             number,
@@ -135,7 +138,7 @@ impl Server {
     ///
     /// # Errors
     /// A password file that cannot be read.
-    pub fn is_as_in(&self, configuration: &ServerConfiguration) -> Result<bool, RouterError> {
+    pub fn is_as_in(&self, configuration: &ServerConfiguration) -> Result<bool, UnreadablePassword> {
         Ok(self.name == configuration.name
             && self.address == Address::of(&configuration.host, configuration.port)
             && self.user == configuration.user
@@ -236,12 +239,12 @@ impl Server {
     }
 }
 
-fn password_in(configuration: &ServerConfiguration) -> Result<Option<String>, RouterError> {
+fn password_in(configuration: &ServerConfiguration) -> Result<Option<String>, UnreadablePassword> {
     match (&configuration.password, &configuration.password_file) {
         (Some(password), _) => Ok(Some(password.clone())),
         (None, Some(path)) => {
-            let text = std::fs::read_to_string(path)
-                .map_err(|source| RouterError::PasswordFile { path: path.clone(), source })?;
+            let text =
+                std::fs::read_to_string(path).map_err(|source| UnreadablePassword { path: path.clone(), source })?;
             Ok(Some(text.lines().next().unwrap_or_default().to_owned()))
         }
         (None, None) => Ok(None),

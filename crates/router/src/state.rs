@@ -1,8 +1,8 @@
 //! What all sessions of a router share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use onecopy_control::Unauthenticated;
@@ -17,16 +17,12 @@ use crate::database::Database;
 use crate::error::RouterError;
 use crate::live_credentials::LiveCredentials;
 use crate::membership::Servers;
-use crate::servers::Server;
-use crate::session::{CancelSlot, STAND_INS_AT_ONCE};
-use crate::wire::Socket;
+use crate::serializable::SerializableTransactions;
+use crate::session::{CancelKeys, CancelSlot, ClientStatus};
 
-/// PostgreSQL's pool of serializable transactions holds ten for each back end (`predicate.c`); the router stops
-/// trusting it at this share.
-const SERIALIZABLE_POOL_SHARE_PERCENT: u64 = 80;
-
-/// The pool's size while the leader has not been asked: that of PostgreSQL's default settings.
-const SERIALIZABLE_POOL_DEFAULT: u64 = 10 * 100;
+/// Stand-ins of all statements at once: each takes one of the leader's connections. Who gets no turn within
+/// [`STANDS_WITHIN`] gets none.
+pub const STAND_INS_AT_ONCE: usize = 16;
 
 /// Counters of all sessions.
 #[derive(Debug, Default)]
@@ -45,47 +41,6 @@ pub struct Counters {
     pub refused: AtomicU64,
 }
 
-/// Serializable transactions on the leader, counted, because PostgreSQL forgets what one has read when too many others
-/// have run during its life.
-#[derive(Debug, Clone)]
-pub struct SerializableTransactions {
-    begun: Arc<AtomicU64>,
-    limit: Arc<AtomicU64>,
-}
-
-impl Default for SerializableTransactions {
-    fn default() -> Self {
-        SerializableTransactions {
-            begun: Arc::default(),
-            limit: Arc::new(AtomicU64::new(SERIALIZABLE_POOL_DEFAULT * SERIALIZABLE_POOL_SHARE_PERCENT / 100)),
-        }
-    }
-}
-
-impl SerializableTransactions {
-    /// Counts one more.
-    pub fn begin(&self, leader: &Arc<Server>) -> SerializableTransaction {
-        leader.updates_in_flight.fetch_add(1, Relaxed);
-        let begun_at = self.begun.fetch_add(1, SeqCst);
-        SerializableTransaction {
-            begun_at,
-            begun: self.begun.clone(),
-            limit: self.limit.clone(),
-            leader: leader.clone(),
-        }
-    }
-
-    /// Counts one that is over at once.
-    pub fn note_short(&self) {
-        self.begun.fetch_add(1, SeqCst);
-    }
-
-    /// Notes for how many transactions the leader has room.
-    pub fn set_pool_size(&self, transactions: u64) {
-        self.limit.store(transactions * SERIALIZABLE_POOL_SHARE_PERCENT / 100, SeqCst);
-    }
-}
-
 /// Salts of roles that do not exist must be the same after a restart, so they come from what is kept: the router's own
 /// password. Without one they last as long as this process.
 fn mock_secret(leader: &ServerConfiguration) -> MockSecret {
@@ -94,31 +49,6 @@ fn mock_secret(leader: &ServerConfiguration) -> MockSecret {
         None => MockSecret::random(),
     }
 }
-
-/// One of them, while it is open.
-#[derive(Debug)]
-pub struct SerializableTransaction {
-    begun_at: u64,
-    begun: Arc<AtomicU64>,
-    limit: Arc<AtomicU64>,
-    leader: Arc<Server>,
-}
-
-impl SerializableTransaction {
-    /// Whether so many others have begun since that PostgreSQL may have forgotten what this one has read.
-    pub fn may_be_forgotten(&self) -> bool {
-        self.begun.load(SeqCst) - self.begun_at > self.limit.load(SeqCst)
-    }
-}
-
-impl Drop for SerializableTransaction {
-    fn drop(&mut self) {
-        self.leader.updates_in_flight.fetch_sub(1, Relaxed);
-    }
-}
-
-/// A client's entry for cancel requests.
-pub(crate) type CancelKeys = HashMap<(u32, u32), Weak<CancelSlot>>;
 
 /// How long a database that is to be dropped is waited for to have no clients; PostgreSQL itself waits five seconds for
 /// those that it has still (`CountOtherDBBackends`).
@@ -149,7 +79,7 @@ pub struct RouterState {
     pub(crate) authenticated: AtomicUsize,
     /// The others.
     pub(crate) unauthenticated: Arc<Unauthenticated>,
-    pub(crate) cancels: Mutex<CancelKeys>,
+    cancels: Mutex<CancelKeys>,
     sessions: Mutex<JoinSet<()>>,
     /// True once sessions shall end.
     pub(crate) stopping: watch::Sender<bool>,
@@ -232,11 +162,41 @@ impl RouterState {
         self.databases().values().filter_map(|cell| cell.get().cloned()).collect()
     }
 
-    /// Serves a client in a task of its own.
-    pub fn start_session(self: &Arc<Self>, socket: Socket) {
+    /// Runs a session in a task of its own.
+    pub fn start_session(&self, session: impl Future<Output = ()> + Send + 'static) {
         let mut sessions = self.sessions();
         while sessions.try_join_next().is_some() {}
-        sessions.spawn(crate::session::serve(self.clone(), socket));
+        sessions.spawn(session);
+    }
+
+    /// Which clients may be cancelled by which key.
+    pub(crate) fn cancels(&self) -> MutexGuard<'_, CancelKeys> {
+        self.cancels.lock().expect("no code panics while it holds this lock")
+    }
+
+    /// The session that its client knows by this number.
+    pub(crate) fn session_slot(&self, number: u32) -> Option<Arc<CancelSlot>> {
+        let cancels = self.cancels();
+        cancels.iter().find(|((known, _), _)| *known == number).and_then(|(_, slot)| slot.upgrade())
+    }
+
+    /// Passes a cancel request on to what runs for its client, and waits until it has landed there.
+    pub(crate) async fn cancel(&self, process_id: u32, secret: u32) {
+        let slot = self.cancels().get(&(process_id, secret)).and_then(Weak::upgrade);
+        if let Some(cancelling) = slot.as_deref().and_then(CancelSlot::cancel) {
+            cancelling.send().await;
+        }
+    }
+
+    /// What is known of all sessions, the oldest first.
+    pub(crate) fn client_statuses(&self) -> Vec<ClientStatus> {
+        let mut clients: Vec<ClientStatus> = {
+            let slots = self.cancels();
+            let known = slots.iter().map(|((process_id, _), slot)| (*process_id, slot));
+            known.filter_map(|(process_id, slot)| slot.upgrade()?.status(process_id)).collect()
+        };
+        clients.sort_by_key(|client| std::cmp::Reverse(client.connected));
+        clients
     }
 
     /// Tells all sessions to end, each after the statement it is at; those that go on after `timeout` are cut off.
@@ -249,7 +209,7 @@ impl RouterState {
         }
     }
 
-    fn sessions(&self) -> std::sync::MutexGuard<'_, JoinSet<()>> {
+    fn sessions(&self) -> MutexGuard<'_, JoinSet<()>> {
         self.sessions.lock().expect("no code panics while it holds this lock")
     }
 
@@ -305,7 +265,7 @@ impl RouterState {
         database.is_some_and(|database| database.clients.load(SeqCst) > 0)
     }
 
-    fn databases(&self) -> std::sync::MutexGuard<'_, Databases> {
+    fn databases(&self) -> MutexGuard<'_, Databases> {
         self.databases.lock().expect("no code panics while it holds this lock")
     }
 }
@@ -313,29 +273,4 @@ impl RouterState {
 fn is_known(databases: &Databases, database: &Arc<Database>) -> bool {
     let known = databases.get(&*database.name).and_then(|cell| cell.get());
     known.is_some_and(|known| Arc::ptr_eq(known, database))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_transaction_is_forgotten_only_after_the_pool_could_have_overflowed() {
-        let leader = ServerConfiguration::unconnected("leader");
-        let settings = RouterSettings::default();
-        let servers =
-            Servers::of(&RouterConfiguration { router: settings, leader, followers: vec![] }).expect("one server");
-        let transactions = SerializableTransactions::default();
-        transactions.set_pool_size(100);
-        let oldest = transactions.begin(servers.leader());
-        // It counts itself as well.
-        for _ in 0..79 {
-            drop(transactions.begin(servers.leader()));
-        }
-        assert!(!oldest.may_be_forgotten());
-        drop(transactions.begin(servers.leader()));
-        assert!(oldest.may_be_forgotten());
-        drop(oldest);
-        assert_eq!(servers.leader().updates_in_flight.load(Relaxed), 0);
-    }
 }

@@ -1,16 +1,14 @@
 //! What a router does now, for `status`, metrics and the admin console.
 
-use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::epoch::{Epoch, GateSummary};
-use crate::servers::{Health, Role, Server};
+use crate::servers::{Health, Server};
 use crate::state::RouterState;
-use crate::topology::Topology;
+use crate::topology::{Role, Topology};
 use crate::wire::buffered_bytes;
 
 /// A router's state.
@@ -85,38 +83,6 @@ pub struct DatabaseStatus {
     pub idle_readers: Vec<usize>,
     /// Back ends on the leader that no transaction uses.
     pub parked: usize,
-}
-
-/// One client's session, for the admin console.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ClientStatus {
-    /// By which number the client knows its session.
-    pub process_id: u32,
-    /// As whom it has logged in.
-    pub user: String,
-    /// In which database it is.
-    pub database: String,
-    /// What it calls itself, as of its newest message that is answered.
-    pub application_name: Option<String>,
-    /// Where it comes from.
-    pub address: Option<SocketAddr>,
-    /// What it does: `login`, `active`, `idle` or `idle in transaction`.
-    pub state: &'static str,
-    /// Since it was let in.
-    pub connected: Duration,
-}
-
-impl ClientStatus {
-    /// Those of all sessions, the oldest first.
-    pub(crate) fn all(state: &RouterState) -> Vec<ClientStatus> {
-        let mut clients: Vec<ClientStatus> = {
-            let slots = state.cancels.lock().expect("no code panics while it holds this lock");
-            let known = slots.iter().map(|((process_id, _), slot)| (*process_id, slot));
-            known.filter_map(|(process_id, slot)| Weak::upgrade(slot)?.status(process_id)).collect()
-        };
-        clients.sort_by_key(|client| std::cmp::Reverse(client.connected));
-        clients
-    }
 }
 
 impl RouterStatus {

@@ -3,12 +3,11 @@
 //! Positions in the WAL mean something only within one history. A standby of another system, one that goes on behind a
 //! leader of before, or one that was promoted may well have "replayed" the position of a gate's marker.
 
-use crate::backend::{Backend, BackendError};
-use crate::servers::Role;
+use crate::topology::Role;
 
 /// Whether it is a standby, its system identifier, and the timeline that it writes or replays, as in names of WAL
 /// files. What a standby receives is newer than what its last restart point says.
-const SYSTEM_TIMELINE: &str = "SELECT pg_catalog.concat_ws(' ', pg_catalog.pg_is_in_recovery(), \
+pub const SYSTEM_TIMELINE: &str = "SELECT pg_catalog.concat_ws(' ', pg_catalog.pg_is_in_recovery(), \
      (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
      CASE WHEN NOT pg_catalog.pg_is_in_recovery() \
      THEN pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8) \
@@ -49,17 +48,11 @@ pub enum Unfit {
 }
 
 impl SystemTimeline {
-    /// Asks the server at the other end of `backend`.
+    /// What a server of this role has answered to [`SYSTEM_TIMELINE`].
     ///
     /// # Errors
-    /// [`BackendError::Unfit`] when its state is not that of its role.
-    pub async fn ask(backend: &mut Backend) -> Result<SystemTimeline, BackendError> {
-        let answer = backend.rows(SYSTEM_TIMELINE).await?.pop().and_then(|mut row| row.pop()?);
-        SystemTimeline::read(answer, backend.server.role)
-            .map_err(|reason| BackendError::Unfit { server: backend.server.name.clone(), reason })
-    }
-
-    fn read(answer: Option<String>, role: Role) -> Result<SystemTimeline, Unfit> {
+    /// Its state is not that of its role.
+    pub fn read(answer: Option<String>, role: Role) -> Result<SystemTimeline, Unfit> {
         let text = answer.unwrap_or_default();
         let words: Vec<&str> = text.split(' ').collect();
         let [in_recovery, system_identifier, timeline] = words[..] else { return Err(Unfit::Unknown(text)) };

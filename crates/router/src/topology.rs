@@ -46,6 +46,16 @@ impl<S> Topology<S> {
     }
 }
 
+/// What a server is in its cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Executes and certifies updates.
+    Leader,
+    /// A hot standby of it.
+    Follower,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,7 +19,7 @@ pub use purpose::Purpose;
 use crate::pool::Slot;
 use crate::servers::{Connection, Server};
 use crate::settings::Settings;
-use crate::timeline::Unfit;
+use crate::timeline::{SYSTEM_TIMELINE, SystemTimeline, Unfit};
 use crate::wire::{Address, Channel, ChannelError, ErrorFields, Frame, Reply, Socket, SqlError, sqlstate};
 
 /// Why a server did not do what the router asked.
@@ -186,6 +186,16 @@ impl Backend {
             Some(fields) => Err(BackendError::Sql { server: self.server.name.clone(), fields }),
             None => Ok(results),
         }
+    }
+
+    /// Asks the server for its system and timeline.
+    ///
+    /// # Errors
+    /// [`BackendError::Unfit`] when its state is not that of its role.
+    pub async fn system_timeline(&mut self) -> Result<SystemTimeline, BackendError> {
+        let answer = self.rows(SYSTEM_TIMELINE).await?.pop().and_then(|mut row| row.pop()?);
+        SystemTimeline::read(answer, self.server.role)
+            .map_err(|reason| BackendError::Unfit { server: self.server.name.clone(), reason })
     }
 
     /// Runs one simple query and gives its rows.

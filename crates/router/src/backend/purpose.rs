@@ -1,6 +1,6 @@
 //! What a connection of the router's is for: how servers see it, and how its transactions are isolated.
 
-use crate::servers::Role;
+use crate::topology::Role;
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

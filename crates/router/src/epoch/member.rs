@@ -21,8 +21,9 @@ use tokio::task::JoinHandle;
 
 use crate::backend::{Backend, BackendError, Credentials, Purpose};
 use crate::config::LiveSettings;
-use crate::servers::{Role, Server};
+use crate::servers::Server;
 use crate::timeline::{SystemTimeline, Unfit};
+use crate::topology::Role;
 
 /// First pause before a server that left the epochs is tried again; doubled each time.
 const REJOIN_PAUSE_MIN: Duration = Duration::from_millis(50);
@@ -274,14 +275,14 @@ async fn join(
 ) -> Result<Joined, BackendError> {
     let mut first = Backend::connect(&server, &database, &credentials, Purpose::Epoch).await?;
     let second = Backend::connect(&server, &database, &credentials, Purpose::Epoch).await?;
-    let mut timeline = SystemTimeline::ask(&mut first).await?;
+    let mut timeline = first.system_timeline().await?;
     if server.role == Role::Follower {
         let unfit = |reason| BackendError::Unfit { server: server.name.clone(), reason };
         let near = async {
             follows(&timeline, &catch_up.leader).await.map_err(unfit)?;
             wait_until_near(&mut first, catch_up.clone()).await?;
             // What it has caught up with counts if it was of the leader's history all the time.
-            timeline = SystemTimeline::ask(&mut first).await?;
+            timeline = first.system_timeline().await?;
             follows(&timeline, &catch_up.leader).await.map_err(unfit)
         };
         tokio::time::timeout(CATCH_UP_TIMEOUT, near).await.map_err(|_| BackendError::TimedOut {

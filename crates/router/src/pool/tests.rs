@@ -10,8 +10,9 @@ use super::*;
 use crate::backend::{Backend, Credentials};
 use crate::config::RouterSettings;
 use crate::epoch::model_server::ModelServers;
-use crate::servers::{Role, Server};
+use crate::servers::Server;
 use crate::settings::Settings;
+use crate::topology::Role;
 
 /// Far beyond what anything here takes on a machine that has more to do.
 const LONG: Duration = Duration::from_secs(120);

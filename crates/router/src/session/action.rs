@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use super::relay::RelayError;
-use super::setting::first_value;
+use super::outcome::Outcome;
+use super::relay::{RelayError, first_value};
 use super::transaction::Transaction;
-use super::unit::Outcome;
 use super::{Characteristics, Session, SessionEnd};
 use crate::settings::is_on;
 use crate::sql::{Action, DiscardTarget, Isolation, PinReason, TransactionModes};

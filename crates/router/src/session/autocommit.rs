@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use super::batch_traits::BatchTraits;
 use super::concurrent_index::ConcurrentIndex;
-use super::ddl::{DdlInProgress, OVERTAKEN_ON_LEADER, closed_by_ddl};
+use super::ddl::OVERTAKEN_ON_LEADER;
+use super::ddl_in_progress::{DdlInProgress, closed_by_ddl};
+use super::outcome::{LEADER_TRIES_MAX, Outcome, RETRY_PAUSE, Unfit};
 use super::relay::{Ended, Hold, RelayError};
 use super::request::{Request, put_own};
 use super::served_by::ServedBy;
-use super::unit::{Outcome, Unfit};
 use super::{Session, SessionEnd};
 use crate::backend::{Backend, BackendError};
 use crate::database::{Database, VacatedDatabase};
@@ -19,14 +20,8 @@ use crate::epoch::{CommitGuard, HeldUntilResolved, WatchGuard};
 use crate::sql::PinReason;
 use crate::wire::{ErrorFields, SqlError, sqlstate};
 
-/// Tries of an autocommit statement that PostgreSQL refuses with 40001 on the leader.
-pub(super) const LEADER_TRIES_MAX: u32 = 5;
-
 /// What must hold on the leader whatever code of users has set.
 const KEPT_SETTINGS: &str = "SET default_transaction_isolation = serializable; SET standard_conforming_strings = on";
-
-/// First pause before such a try; doubled each time.
-pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 /// How often snapshots are released for a command that waits for them.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(200);

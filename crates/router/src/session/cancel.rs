@@ -5,17 +5,16 @@
 //! waits for the requests that are on their way to its back end, so that they find nothing else there; who sends one
 //! hears of its end only then.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
 use crate::backend::{CancelKey, Credentials};
 use crate::settings::Settings;
-use crate::state::{CancelKeys, RouterState};
-use crate::status::ClientStatus;
 
 /// A cancel request that has not reached its server within this is not waited for; the back end then serves nobody
 /// else.
@@ -23,6 +22,9 @@ const CANCEL_LANDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// The smallest number of a session.
 const FIRST_NUMBER: u32 = 1 << 30;
+
+/// What cancel requests hit, by the number of a session and its secret.
+pub(crate) type CancelKeys = HashMap<(u32, u32), Weak<CancelSlot>>;
 
 /// What a cancel request of this client hits.
 #[derive(Debug, Default)]
@@ -205,23 +207,23 @@ pub(super) fn is_sessions(number: u32) -> bool {
     (FIRST_NUMBER..2 * FIRST_NUMBER).contains(&number)
 }
 
-/// The session that its client knows by this number.
-pub(super) fn session_slot(router: &RouterState, number: u32) -> Option<Arc<CancelSlot>> {
-    let cancels = cancels(router);
-    cancels.iter().find(|((known, _), _)| *known == number).and_then(|(_, slot)| slot.upgrade())
-}
-
-/// Which clients may be cancelled by which key.
-pub(super) fn cancels(router: &RouterState) -> std::sync::MutexGuard<'_, CancelKeys> {
-    router.cancels.lock().expect("no code panics while it holds this lock")
-}
-
-/// Passes a cancel request on to what runs for its client, and waits until it has landed there.
-pub(super) async fn cancel(router: &RouterState, process_id: u32, secret: u32) {
-    let slot = cancels(router).get(&(process_id, secret)).and_then(std::sync::Weak::upgrade);
-    if let Some(cancelling) = slot.as_deref().and_then(CancelSlot::cancel) {
-        cancelling.send().await;
-    }
+/// One client's session, for the admin console.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ClientStatus {
+    /// By which number the client knows its session.
+    pub process_id: u32,
+    /// As whom it has logged in.
+    pub user: String,
+    /// In which database it is.
+    pub database: String,
+    /// What it calls itself, as of its newest message that is answered.
+    pub application_name: Option<String>,
+    /// Where it comes from.
+    pub address: Option<SocketAddr>,
+    /// What it does: `login`, `active`, `idle` or `idle in transaction`.
+    pub state: &'static str,
+    /// Since it was let in.
+    pub connected: Duration,
 }
 
 #[cfg(test)]

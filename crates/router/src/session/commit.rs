@@ -2,10 +2,11 @@
 
 use bytes::Bytes;
 
-use super::ddl::{Change, DdlInProgress, NotSent};
+use super::ddl::NotSent;
+use super::ddl_in_progress::{Change, DdlInProgress};
+use super::outcome::Outcome;
 use super::relay::{RelayError, Relayed};
 use super::transaction::{LeaderTransaction, Placement, aborted, cut_off, too_many_transactions};
-use super::unit::Outcome;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
 use crate::sql::PinReason;

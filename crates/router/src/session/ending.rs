@@ -11,8 +11,9 @@ use super::batch_traits::BatchTraits;
 use super::relay::{Ended, RelayError};
 use super::{Session, SessionEnd};
 use crate::backend::{Backend, BackendError};
-use crate::servers::{Role, Server};
+use crate::servers::Server;
 use crate::sql::contains_ignoring_case;
+use crate::topology::Role;
 use crate::wire::{ErrorFields, SqlError, sqlstate};
 
 /// A parked back end must say within this that it is there; one that does not is closed.

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use super::batch_traits::BatchTraits;
-use super::ddl::closed_by_ddl;
+use super::ddl_in_progress::closed_by_ddl;
+use super::outcome::{Outcome, Unfit};
 use super::relay::{Ended, Hold, RelayError};
 use super::request::Request;
 use super::served_by::ServedBy;
 use super::server_choice::{AfterFailure, after_failure, leader_is_less_busy, least_busy, named};
 use super::simple::readable;
-use super::unit::{Outcome, Unfit};
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
 use crate::epoch::{Demand, Epoch, Known};
@@ -318,7 +318,7 @@ impl Session {
 mod tests {
     use super::*;
     use crate::config::ServerConfiguration;
-    use crate::servers::Role;
+    use crate::topology::Role;
 
     /// The same for reads as for connections: none begins behind the removal of its server, and each is counted.
     #[test]

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::batch_traits::BatchTraits;
-use super::ddl::closed_by_ddl;
+use super::ddl_in_progress::closed_by_ddl;
 use super::epoch_read::{InFlight, NotAtEpoch};
 use super::relay::{Ended, Hold, RelayError, Relayed};
 use super::request::{Item, Request, put_guard, put_own, put_sync};

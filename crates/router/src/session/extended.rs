@@ -10,19 +10,16 @@ use bytes::{Bytes, BytesMut};
 
 use super::action::is_routers_own;
 use super::batch_traits::BatchTraits;
-use super::relay;
+use super::outcome::Outcome;
+use super::relay::{self, BATCH_BYTES_MAX};
 use super::request::{Item, Request};
 use super::simple::{readable, unread};
 use super::transaction::Transaction;
-use super::unit::Outcome;
 use super::{ClientStatement, Kept, PORTAL_NAME_BYTES_MAX, PORTALS_MAX, Session, SessionEnd};
 use crate::prepared_text::on_their_own;
 use crate::settings::Reach;
 use crate::sql::{Action, ParseError, Statement, names_a_time};
 use crate::wire::{Bind, Close, CloseTarget, Describe, Execute, Frame, Parse, Reply, SqlError, sqlstate};
-
-/// Bytes of a batch that are read before it runs; the rest of a longer one follows in the same transaction.
-pub(super) const BATCH_BYTES_MAX: usize = 4 << 20;
 
 /// A client that says nothing for so long inside a batch may wait for an error of what it has said: one server runs
 /// each message when it comes. So what has come runs then, and the rest follows in the same transaction.

@@ -14,10 +14,10 @@ use bytes::Bytes;
 
 use super::batch_traits::BatchTraits;
 use super::extended::Piece;
+use super::outcome::Unfit;
 use super::relay::{Ended, Hold, RelayError};
 use super::request::{Item, Request, put_named, put_own, put_sync};
 use super::transaction::Transaction;
-use super::unit::Unfit;
 use super::{ClientStatement, Kept, Session};
 use crate::backend::Backend;
 use crate::prepared_text::PreparedText;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::cancel::{CancelSlot, cancel, process_id};
+use super::cancel::{CancelSlot, process_id};
 use super::epoch_read::InFlight;
 use super::presence::Presence;
 use super::registration::{ConnectionSlot, Place, SessionRegistration, too_many_clients};
@@ -264,7 +264,7 @@ async fn introduce(
         match StartupPacket::parse(&packet).map_err(refused)? {
             StartupPacket::Ssl | StartupPacket::Gss => client.answer_byte(b'N').await?,
             StartupPacket::Cancel { process_id, secret } => {
-                cancel(router, process_id, secret).await;
+                router.cancel(process_id, secret).await;
                 return Ok(None);
             }
             StartupPacket::Session { version: (3, minor), parameters } => {

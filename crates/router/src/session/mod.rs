@@ -22,12 +22,14 @@ mod client_statements;
 mod commit;
 mod concurrent_index;
 mod ddl;
+mod ddl_in_progress;
 mod ending;
 mod epoch_read;
 mod epoch_transaction;
 mod extended;
 mod kept_statement;
 mod login;
+mod outcome;
 mod own_setting;
 mod presence;
 mod registration;
@@ -53,10 +55,9 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-pub use cancel::CancelSlot;
+pub(crate) use cancel::{CancelKeys, CancelSlot, ClientStatus};
 pub use login::serve;
 pub use presence::GONE_CLIENT_BOUND;
-pub use stand_in::STAND_INS_AT_ONCE;
 
 use crate::backend::{Backend, Credentials, ServerProcess};
 use crate::config::{Freshness, RouterSettings};

@@ -1,7 +1,7 @@
 //! Settings that no server knows: the router's own, and the isolation that a client has asked for. SHOW answers them.
 
 use super::Session;
-use super::unit::Outcome;
+use super::outcome::Outcome;
 use crate::wire::{Reply, SqlError, sqlstate};
 
 impl Session {

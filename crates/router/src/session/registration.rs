@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use super::cancel::{CancelSlot, cancels, process_id};
+use super::cancel::{CancelSlot, process_id};
 use crate::database::Database;
 use crate::state::RouterState;
 use crate::wire::{SqlError, sqlstate};
@@ -65,7 +65,7 @@ impl SessionRegistration {
         database.enter(&router.serializable);
         let number = router.last_session.fetch_add(1, Relaxed) + 1;
         let secret = rand::random();
-        cancels(router).insert((process_id(number), secret), Arc::downgrade(cancel));
+        router.cancels().insert((process_id(number), secret), Arc::downgrade(cancel));
         SessionRegistration { router: router.clone(), database: database.clone(), number, secret, is_template }
     }
 }
@@ -74,7 +74,7 @@ impl Drop for SessionRegistration {
     fn drop(&mut self) {
         self.database.leave();
         self.database.leader.forget(self.number);
-        cancels(&self.router).remove(&(process_id(self.number), self.secret));
+        self.router.cancels().remove(&(process_id(self.number), self.secret));
         if self.is_template && self.database.clients.load(SeqCst) == 0 {
             // Whoever copies it, through the router or not, needs it without connections.
             self.router.leave_database(&self.database);

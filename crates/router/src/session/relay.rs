@@ -22,6 +22,8 @@ mod outcome;
 mod parts;
 
 pub use outcome::{Ended, RelayError, Relayed};
+pub(super) use outcome::{first_bytes, first_value};
+pub(super) use parts::BATCH_BYTES_MAX;
 pub use parts::FROM_CLIENT_IN_PARTS;
 use parts::FROM_SERVER_IN_PARTS;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 
-use super::unit::Outcome;
+use super::outcome::Outcome;
 use super::{Session, SessionEnd};
 use crate::sql::ResetForm;
 use crate::wire::Reply;

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use crate::epoch::EpochSnapshot;
-use crate::servers::{Health, Role, Server};
+use crate::servers::{Health, Server};
+use crate::topology::Role;
 use crate::topology::Topology;
 use crate::wire::sqlstate;
 

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use super::batch_traits::BatchTraits;
 use super::epoch_read::InFlight;
-use super::relay::{Ended, Hold, RelayError, Relayed};
+use super::outcome::Outcome;
+use super::relay::{Ended, Hold, RelayError, Relayed, first_bytes, first_value};
 use super::request::{Request, put_own};
 use super::transaction::{Placement, Transaction};
-use super::unit::Outcome;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
 use crate::pool::PoolError;
@@ -420,17 +420,4 @@ fn text_of_hex(digits: &str) -> String {
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
     let bytes: Option<Vec<u8>> = digits.as_bytes().chunks(2).map(byte).collect();
     String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
-}
-
-/// The first value of a `DataRow` body.
-pub(super) fn first_value(row: Option<&bytes::Bytes>) -> String {
-    String::from_utf8_lossy(first_bytes(row)).into_owned()
-}
-
-fn first_bytes(row: Option<&bytes::Bytes>) -> &[u8] {
-    let value = row.and_then(|row| {
-        let length = i32::from_be_bytes(row.get(2..6)?.try_into().ok()?);
-        row.get(6..6 + usize::try_from(length).ok()?)
-    });
-    value.unwrap_or_default()
 }

@@ -6,9 +6,9 @@ use bytes::Bytes;
 
 use super::action::is_routers_own;
 use super::batch_traits::BatchTraits;
+use super::outcome::Outcome;
 use super::request::{Item, Request};
 use super::transaction::Transaction;
-use super::unit::Outcome;
 use super::{Session, SessionEnd};
 use crate::settings::Reach;
 pub(super) use crate::sql::readable;

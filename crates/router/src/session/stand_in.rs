@@ -12,7 +12,7 @@ use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::Session;
-use super::cancel::{CancelSlot, is_sessions, session_slot};
+use super::cancel::{CancelSlot, is_sessions};
 use super::request::{Item, Request};
 use crate::backend::{Backend, BackendError, Purpose};
 use crate::prepared_text::PreparedText;
@@ -21,10 +21,6 @@ use crate::wire::{ErrorFields, sqlstate};
 
 /// Sessions that one statement may mean; numbers beyond stay what they are, and mean nobody.
 const STAND_INS_MAX: usize = 8;
-
-/// Stand-ins of all statements at once: each takes one of the leader's connections. Who gets no turn within
-/// [`STANDS_WITHIN`] gets none.
-pub const STAND_INS_AT_ONCE: usize = 16;
 
 /// A stand-in that has heard nothing within this was told nothing.
 const HEARS_WITHIN: Duration = Duration::from_secs(1);
@@ -87,7 +83,7 @@ impl Session {
         }
         named.sort_unstable();
         named.dedup();
-        let slot_of = |number| Some((number, session_slot(&self.router, number)?));
+        let slot_of = |number| Some((number, self.router.session_slot(number)?));
         let named: Vec<_> = named.into_iter().filter_map(slot_of).take(STAND_INS_MAX).collect();
         let Some(mut turns) = self.turns(named.len()).await else { return stand_ins };
         let mut numbers = Vec::new();

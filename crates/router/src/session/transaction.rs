@@ -11,18 +11,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::batch_traits::BatchTraits;
-use super::ddl::{DdlInProgress, closed_by_ddl};
+use super::ddl_in_progress::{DdlInProgress, closed_by_ddl};
 use super::epoch_read::InFlight;
+use super::outcome::{Outcome, Unfit};
 use super::relay::{Ended, Hold, RelayError};
 use super::request::Request;
 use super::served_by::ServedBy;
-use super::unit::{Outcome, Unfit};
 use super::{Characteristics, Session, SessionEnd};
 use crate::backend::Backend;
 use crate::epoch::{Epoch, LaterSnapshot};
+use crate::serializable::SerializableTransaction;
 use crate::settings::{Reach, Settings};
 use crate::sql::Isolation;
-use crate::state::SerializableTransaction;
 use crate::wire::{ErrorFields, SqlError, sqlstate};
 
 /// A transaction that the client, or the router for it, has begun.

@@ -6,36 +6,18 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 
-use super::autocommit::{LEADER_TRIES_MAX, RETRY_PAUSE};
 use super::batch_traits::BatchTraits;
 use super::ending::terminated;
+use super::outcome::{LEADER_TRIES_MAX, Outcome, RETRY_PAUSE, Unfit};
 use super::relay::{Ended, HELD_BYTES_MAX, Hold, Relay, RelayError, Relayed};
 use super::request::{Expected, Request, put_own};
 use super::transaction::Transaction;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
 use crate::epoch::Epoch;
-use crate::servers::Role;
 use crate::settings::{FORGET_PLANS, Reach, Settings};
+use crate::topology::Role;
 use crate::wire::{ErrorFields, SqlError, sqlstate};
-
-/// Why a back end has not what a statement of the client's must find there.
-#[derive(Debug)]
-pub(super) struct Unfit {
-    /// What the client is told.
-    pub error: SqlError,
-    /// The server has refused it, and the back end is as it was; else the back end is lost.
-    pub is_whole: bool,
-}
-
-/// How a unit ended, as far as the session goes on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// It is done.
-    Done,
-    /// An error has been reported.
-    Failed,
-}
 
 impl Session {
     /// Runs `request`; its answers, or one error, are in the client's output afterwards.

@@ -71,3 +71,17 @@ pub struct Ended {
     /// What the server told of notifications, for the client: not in its output, which may be taken back.
     pub notifications: BytesMut,
 }
+
+/// The first value of a `DataRow` body.
+pub fn first_value(row: Option<&Bytes>) -> String {
+    String::from_utf8_lossy(first_bytes(row)).into_owned()
+}
+
+/// The bytes of the first value of a `DataRow` body.
+pub fn first_bytes(row: Option<&Bytes>) -> &[u8] {
+    let value = row.and_then(|row| {
+        let length = i32::from_be_bytes(row.get(2..6)?.try_into().ok()?);
+        row.get(6..6 + usize::try_from(length).ok()?)
+    });
+    value.unwrap_or_default()
+}

@@ -4,8 +4,10 @@
 //! nothing can be added for the client, and a server that has had half a message of the client's waits for the rest.
 
 use super::{Relay, RelayError, STREAM_BYTES_MAX};
-use crate::session::extended::BATCH_BYTES_MAX;
 use crate::wire::{InParts, Reply};
+
+/// Bytes of a batch that are read before it runs; the rest of a longer one follows in the same transaction.
+pub const BATCH_BYTES_MAX: usize = 4 << 20;
 
 /// What of a client's messages passes in parts: parameters that are longer than a batch that can be run again, and the
 /// data of COPY.
