@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -12,8 +13,7 @@ use onecopy_hypervisor::QemuVersion;
 use serde::{Deserialize, Serialize};
 
 use super::MachineError;
-use super::home::write_own_file;
-use super::keeper::refuse_elsewhere;
+use super::files::write_own_file;
 use super::network::BridgedNetwork;
 
 /// Form of the file that this program reads and writes.
@@ -251,7 +251,7 @@ impl MachineConfiguration {
             let reason = format!("needs QEMU {} or newer, and this is {version}", QemuVersion::LOCKS_ON_FAULT);
             return Err(MachineError::NoCheckpoints { reason });
         }
-        refuse_elsewhere()
+        refuse_memory_elsewhere()
     }
 
     /// Refuses a machine on a bridge where nobody could plug it in.
@@ -304,6 +304,18 @@ fn silent_after_s_default() -> u64 {
 
 fn is_silent_after_s_default(seconds: &u64) -> bool {
     *seconds == SILENT_AFTER_S_DEFAULT
+}
+
+/// Refuses where no memory can be mounted.
+pub(crate) fn refuse_memory_elsewhere() -> Result<(), MachineError> {
+    let missing = |reason: &str| Err(MachineError::NoCheckpoints { reason: reason.to_owned() });
+    if !rustix::process::geteuid().is_root() {
+        return missing("is started by root alone, who may mount its memory");
+    }
+    match fs::metadata("/dev/fuse") {
+        Ok(device) if device.rdev() != 0 => Ok(()),
+        _ => missing("needs FUSE on its host (/dev/fuse is not there)"),
+    }
 }
 
 #[cfg(test)]

@@ -106,6 +106,23 @@ impl Found {
     }
 }
 
+impl MachineHome {
+    /// Whether its disk has gone on elsewhere for good, and its memory with it.
+    pub fn is_migrated(&self) -> bool {
+        is_migrated(self)
+    }
+
+    /// Whether it stands, or stood, for a moment, and is to go on.
+    pub fn is_taking(&self) -> bool {
+        is_taking(self).unwrap_or(false)
+    }
+
+    /// Whether it has come from elsewhere, and may run there still.
+    pub fn is_arriving(&self) -> bool {
+        is_arriving(self)
+    }
+}
+
 /// What the files say. What cannot be read is told in the log, and is [`Found::Unknown`].
 pub(super) fn find(home: &MachineHome, user: &ServiceUser) -> Found {
     let read = record(home).and_then(|record| Ok((record, generation(home, user)?)));

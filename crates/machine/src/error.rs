@@ -7,23 +7,15 @@ use onecopy_directory::DirectoryError;
 use onecopy_hypervisor::HypervisorError;
 use onecopy_postgres::PostgresError;
 
-use super::MachineName;
+use super::{InvalidName, MachineName};
 
 /// An operation on a machine that failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MachineError {
     /// That is no name of a machine.
-    #[error(
-        "{name:?} is no name of a machine: it has lower case letters, digits and hyphens, a letter first, \
-         at most {characters_max}"
-    )]
-    InvalidName {
-        /// What was given.
-        name: String,
-        /// The bound.
-        characters_max: usize,
-    },
+    #[error(transparent)]
+    InvalidName(#[from] InvalidName),
     /// No machine can be like that.
     #[error("{reason}")]
     InvalidConfiguration {

@@ -19,7 +19,7 @@ use onecopy_disk::{BaseSpecification, Disk};
 use onecopy_postgres::ServiceUser;
 use serde::{Deserialize, Serialize};
 
-use crate::home::{absent_is_fine, remove_any, write_own_file};
+use crate::files::{absent_is_fine, remove_any, write_own_file};
 use crate::{GuestImage, MachineConfiguration, MachineError, MachineHome, MachineName};
 
 /// As deep as a chain of disks is followed.

@@ -41,10 +41,8 @@ use onecopy_directory::DirectoryLock;
 use onecopy_hypervisor::MachineDirectory;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use making::{give_all, write_own_file};
-
-use super::keeper::backup_copy;
-use super::{MachineConfiguration, MachineError, MachineName, desired_state, hypervisor_failed};
+use super::files::{absent_is_fine, remove_any};
+use super::{MachineConfiguration, MachineError, MachineName, hypervisor_failed};
 
 /// The longest note about an end that is read.
 const END_BYTES_MAX: u64 = 1 << 20;
@@ -327,13 +325,6 @@ impl MachineHome {
         found.map_err(|error| hypervisor_failed(self.name(), error))
     }
 
-    /// Whether it cannot run on without a keeper as it should: it stands for a migration or a take, what it sends is
-    /// held, or it is to be protected.
-    pub fn needs_keeper(&self) -> bool {
-        let stands = self.is_arriving() || self.is_migrated() || self.is_taking();
-        stands || self.protection_file().exists() || backup_copy::left(self).is_some()
-    }
-
     /// The keeper's socket; its name may be too long for the kernel: see the keeper's own functions for it.
     pub fn keeper_socket(&self) -> PathBuf {
         self.root.join("keeper.sock")
@@ -359,21 +350,6 @@ impl MachineHome {
     /// As [`MachineConfiguration::read`].
     pub fn configuration(&self) -> Result<MachineConfiguration, MachineError> {
         MachineConfiguration::read(&self.configuration_file())
-    }
-
-    /// Whether its disk has gone on elsewhere for good, and its memory with it.
-    pub fn is_migrated(&self) -> bool {
-        desired_state::is_migrated(self)
-    }
-
-    /// Whether it stands, or stood, for a moment, and is to go on.
-    pub fn is_taking(&self) -> bool {
-        desired_state::is_taking(self).unwrap_or(false)
-    }
-
-    /// Whether it has come from elsewhere, and may run there still.
-    pub fn is_arriving(&self) -> bool {
-        desired_state::is_arriving(self)
     }
 
     /// How its last run ended; none when nobody has noted that.
@@ -421,18 +397,4 @@ impl MachineHome {
 pub(crate) fn copied_base(disk: &Path) -> PathBuf {
     let name = disk.file_name().unwrap_or_default().to_string_lossy();
     disk.with_file_name(format!("{}.raw", name.replacen("disk", "protected", 1)))
-}
-
-/// Removes a file, a link, or a directory with all in it, which need not be there any more.
-pub(crate) fn remove_any(path: &Path) -> Result<(), MachineError> {
-    let is_directory = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
-    let removed = if is_directory { fs::remove_dir_all(path) } else { fs::remove_file(path) };
-    absent_is_fine(removed).map_err(MachineError::file("remove", path))
-}
-
-pub(crate) fn absent_is_fine(outcome: std::io::Result<()>) -> std::io::Result<()> {
-    match outcome {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
 }

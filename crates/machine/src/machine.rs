@@ -15,8 +15,8 @@ use onecopy_guest_agent::protocol::{Answer, Command, FailureKind, Progress};
 use onecopy_postgres::ServiceUser;
 use rustix::process::Signal;
 
+use super::files::absent_is_fine;
 use super::fork::StartPoint;
-use super::home::absent_is_fine;
 use super::keeper::{
     CLOSE_TIMEOUT, KeeperReply, KeeperRequest, KeeperStatus, MachineState, Role, clear_memory, clear_network,
     end_left_servers, is_private, server_of,

@@ -5,7 +5,18 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::MachineError;
+/// What cannot be a machine's name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{name:?} is no name of a machine: it has lower case letters, digits and hyphens, a letter first, \
+     at most {characters_max}"
+)]
+pub struct InvalidName {
+    /// What was given.
+    pub name: String,
+    /// The bound.
+    pub characters_max: usize,
+}
 
 /// The longest name: a host name's part has 63 letters, and a process list shall stay readable.
 const CHARACTERS_MAX: usize = 32;
@@ -31,9 +42,9 @@ impl MachineName {
 }
 
 impl FromStr for MachineName {
-    type Err = MachineError;
+    type Err = InvalidName;
 
-    fn from_str(text: &str) -> Result<MachineName, MachineError> {
+    fn from_str(text: &str) -> Result<MachineName, InvalidName> {
         let is_good = text.len() <= CHARACTERS_MAX
             && text.starts_with(|first: char| first.is_ascii_lowercase())
             && !text.ends_with('-')
@@ -42,16 +53,16 @@ impl FromStr for MachineName {
             true => Ok(MachineName(text.to_owned())),
             false => {
                 let shown: String = text.chars().take(2 * CHARACTERS_MAX).collect();
-                Err(MachineError::InvalidName { name: shown, characters_max: CHARACTERS_MAX })
+                Err(InvalidName { name: shown, characters_max: CHARACTERS_MAX })
             }
         }
     }
 }
 
 impl TryFrom<String> for MachineName {
-    type Error = MachineError;
+    type Error = InvalidName;
 
-    fn try_from(text: String) -> Result<MachineName, MachineError> {
+    fn try_from(text: String) -> Result<MachineName, InvalidName> {
         text.parse()
     }
 }
@@ -80,7 +91,7 @@ mod tests {
         let long = "a".repeat(33);
         for bad in ["", "1a", "A", "a_b", "a/b", "..", "a-", "-a", "a b", "ä", long.as_str()] {
             let error = bad.parse::<MachineName>().unwrap_err();
-            assert!(matches!(error, MachineError::InvalidName { .. }), "{bad}: {error}");
+            assert!(matches!(error, InvalidName { .. }), "{bad}: {error}");
         }
     }
 

@@ -1,8 +1,7 @@
 //! Making and removing a machine's directory.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, File, TryLockError};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,10 @@ use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
 use onecopy_postgres::ServiceUser;
 use rustix::process::Signal;
 
-use super::{MachineHome, absent_is_fine, copied_base, remove_any};
+use super::{MachineHome, copied_base};
+use crate::files::{
+    absent_is_fine, give_all, make_directory, make_own_directory, remove_any, remove_whole, write_own_file,
+};
 use crate::image::GuestImage;
 use crate::keeper::{clear_memory, clear_network, end_left_servers, forget_restore};
 use crate::migration::{self, Arrival, ArrivalSecrets};
@@ -276,53 +278,6 @@ impl MachineHome {
         }
         Ok(())
     }
-}
-
-/// Writes a file of our own, whole or not at all, durable when it returns but for its name.
-pub(crate) fn write_own_file(path: &Path, content: &[u8], mode: u32) -> Result<(), MachineError> {
-    let unfinished = path.with_extension("unfinished");
-    absent_is_fine(fs::remove_file(&unfinished)).map_err(MachineError::file("remove", &unfinished))?;
-    let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&unfinished);
-    let mut file = file.map_err(MachineError::file("create", &unfinished))?;
-    file.write_all(content).and_then(|()| file.sync_all()).map_err(MachineError::file("write", &unfinished))?;
-    fs::rename(&unfinished, path).map_err(MachineError::file("replace", path))
-}
-
-/// Removes a directory, also where somebody who looks for what is in it makes a lock anew meanwhile: without what says
-/// which machine it was nobody would remove the rest.
-fn remove_whole(path: &Path) -> std::io::Result<()> {
-    const TRIES: u32 = 100;
-    for _ in 1..TRIES {
-        match fs::remove_dir_all(path) {
-            Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {}
-            removed => return absent_is_fine(removed),
-        }
-    }
-    absent_is_fine(fs::remove_dir_all(path))
-}
-
-fn make_own_directory(path: &Path, mode: u32) -> Result<(), MachineError> {
-    make_directory(path, mode)?;
-    Ok(set_mode(path, mode)?)
-}
-
-fn make_directory(path: &Path, mode: u32) -> Result<(), MachineError> {
-    match DirBuilder::new().mode(mode).create(path) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(MachineError::file("create", path)(error)),
-        _ => Ok(()),
-    }
-}
-
-/// Gives a directory and all in it to the account that machines run as; the directory last, so that nobody changes what
-/// is in it meanwhile.
-pub(crate) fn give_all(path: &Path, user: &ServiceUser) -> Result<(), MachineError> {
-    let metadata = fs::symlink_metadata(path).map_err(MachineError::file("look at", path))?;
-    if metadata.is_dir() {
-        for entry in fs::read_dir(path).map_err(MachineError::file("read", path))? {
-            give_all(&entry.map_err(MachineError::file("read", path))?.path(), user)?;
-        }
-    }
-    Ok(user.own(path)?)
 }
 
 #[cfg(test)]

@@ -17,29 +17,28 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onecopy_checkpoint::delta::{Blocks, Decoder, Destination, HeldEpoch, NoBlocks, Sizes};
-use onecopy_checkpoint::link::{FailureSender, Received, Receiving};
+use onecopy_checkpoint::link::{Received, Receiving};
 use onecopy_checkpoint::memory::GuestMemory;
-use onecopy_checkpoint::restore::{Prefix, stream};
+use onecopy_checkpoint::restore::Prefix;
 use onecopy_hypervisor::Machine;
 use onecopy_postgres::ServiceUser;
-use tokio::sync::{OwnedRwLockReadGuard, watch};
+use tokio::sync::watch;
 
+use super::arriving::{Arriving, load, note_prefix, refuse};
 use super::arriving_disk::{make_disk, serve_source};
 use super::backup::{self, Copy};
 use super::former_disk::FormerDisk;
-use super::guest::Begun;
 use super::launch::Launch;
-use super::link::{self, Answered, DestinationLink, Said, TURN_TIMEOUT, Watch, directions, message, understand};
+use super::link::{Answered, DestinationLink, Said, TURN_TIMEOUT, Watch, directions, message, understand};
+use super::memory;
 use super::memory_file::MemoryFile;
-use super::migrate::words;
 use super::restore::{self, Restored};
 use super::server::Server;
 use super::shared_disk::SharedSnapshot;
 use super::stand_by;
 use super::state::Keeper;
 use super::verdict::{decide, discard, failed, go_on, keep_there};
-use super::{checkpoint, memory, network};
-use crate::hardware::Hardware;
+use super::words;
 use crate::migration::{Arrival, ArrivalState};
 use crate::{MachineError, MachineHome};
 
@@ -49,27 +48,6 @@ const COME_TIMEOUT: Duration = Duration::from_secs(30);
 /// What a machine has become that never comes.
 pub(super) const BROKEN_OFF: &str =
     "its coming was broken off, and it goes on where it was; remove what is left of it with: onecopy vm delete";
-
-/// A machine that is on its way, all of whose memory was sent once.
-pub(super) struct Arriving {
-    pub(super) link: DestinationLink,
-    /// What ends the connection.
-    pub(super) stream: Arc<UnixStream>,
-    pub(super) decoder: Decoder,
-    pub(super) prefix: Vec<u8>,
-    /// What references to the disk are read from.
-    pub(super) shared: Option<SharedSnapshot>,
-    pub(super) record: Arrival,
-    pub(super) keeper: Arc<Keeper>,
-    /// Whether the source's snapshot is there.
-    pub(super) has_snapshot: watch::Sender<bool>,
-    /// Of a machine that is only protected here: what is written into.
-    pub(super) copy: Option<Copy>,
-    /// Of one that comes, from before its memory is opened until that is closed.
-    pub(super) memory_open: Option<OwnedRwLockReadGuard<()>>,
-    /// What QEMU waits for.
-    pub(super) restored: Restored,
-}
 
 /// The machine that is to come here, if this one is that.
 pub(super) fn expected(home: &MachineHome) -> Result<Option<Arrival>, MachineError> {
@@ -116,13 +94,6 @@ fn accept(stream: UnixStream) -> Result<(DestinationLink, Arc<UnixStream>), Stri
     let ender = stream.try_clone().map_err(words)?;
     let (from, to) = directions(stream).map_err(words)?;
     Ok((Receiving::accept(from, to).map_err(words)?, Arc::new(ender)))
-}
-
-/// Says why it does not come: what the source hears is why it stays there. First of all, for nobody says any more that
-/// this side lives, and to write something down can take long on a full disk; the source has given nothing away.
-async fn refuse(failures: FailureSender<UnixStream>, stream: Arc<UnixStream>, error: &MachineError) {
-    let reason = error.to_string();
-    let _ = tokio::task::spawn_blocking(move || link::refuse(&failures, &stream, &reason)).await;
 }
 
 async fn receive(
@@ -414,41 +385,6 @@ impl FirstTo {
         match self {
             FirstTo::Memory(_) => None,
             FirstTo::Copy(copy) => Some(copy),
-        }
-    }
-}
-
-/// Gives a QEMU that waits, and has the memory, the devices' state: the machine stands then.
-pub(super) async fn load(
-    home: &MachineHome,
-    machine: &Machine,
-    mut restored: Restored,
-    (prefix, devices): (&[u8], &[u8]),
-) -> Result<(), MachineError> {
-    let parsed = Prefix::parse(prefix).map_err(|error| failed(home, error))?;
-    restored.set_stream(stream(&parsed, devices).map_err(|error| failed(home, error))?);
-    network::silence(home, machine).await?;
-    restored.load(home, machine).await
-}
-
-/// What a machine stands on is that of its origin: so it can be checkpointed, and go on again, without standing for it.
-pub(super) fn note_prefix(home: &MachineHome, machine: &Machine, prefix: &[u8]) {
-    let known = Hardware::of_process(machine).and_then(|hardware| {
-        let memory_bytes = home.configuration().map_err(|error| error.to_string())?.memory_bytes;
-        let made = checkpoint::make(&home.checkpoints(), &hardware, memory_bytes, prefix);
-        made.map_err(|error| error.to_string())
-    });
-    if let Err(error) = known {
-        tracing::warn!(error, "the machine stands for a moment before its first checkpoint");
-    }
-}
-
-impl Begun {
-    /// What was to begin here does not, because of this: a machine that comes goes on where it was.
-    pub(super) async fn refuse(self, home: &MachineHome, error: &MachineError) {
-        if let Begun::Arriving(arriving) = self {
-            refuse(arriving.link.failure_sender(), arriving.stream, error).await;
-            discard(home, &arriving.record);
         }
     }
 }

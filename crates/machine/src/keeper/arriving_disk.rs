@@ -16,10 +16,10 @@ use tokio::io::copy_bidirectional;
 use tokio::net::UnixListener;
 use tokio::sync::{Mutex, Semaphore, watch};
 
-use super::migrate::words;
 use super::restore;
 use super::shared_disk::nbd_url;
-use crate::home::give_all;
+use super::words;
+use crate::files::give_all;
 use crate::migration::{self, Arrival, HostOrder, SharedDisk};
 use crate::{MachineError, MachineHome, SnapshotServer};
 

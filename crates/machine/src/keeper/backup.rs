@@ -30,7 +30,8 @@ use tokio::sync::OwnedRwLockReadGuard;
 
 use super::disk_comparison::{self, Peer, Told};
 use super::restore;
-use crate::home::{absent_is_fine, copied_base, give_all};
+use crate::files::{absent_is_fine, give_all};
+use crate::home::copied_base;
 use crate::{MachineError, MachineHome};
 
 /// The disk's record of what its base was when it was made.

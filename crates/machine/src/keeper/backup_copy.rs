@@ -13,10 +13,10 @@ use onecopy_postgres::ServiceUser;
 
 use super::conclude;
 use super::link::ALONE_AFTER;
-use super::migrate::words;
-use super::protect::LOOK_INTERVAL;
+use super::protection::LOOK_INTERVAL;
 use super::protection::ProtectionState;
 use super::state::Keeper;
+use super::words;
 use crate::desired_state::{self, DesiredState, Found};
 use crate::migration::{self, Departure, DepartureState, Gone, HostOrder};
 use crate::network_holder::{NetworkClient, Request as NetworkRequest, is_to_hold};
@@ -41,6 +41,15 @@ pub(crate) fn left(home: &MachineHome) -> Option<Departure> {
     known.filter(|known| known.protects && is_left(known) && !desired_state::is_migrated(home))
 }
 
+impl MachineHome {
+    /// Whether it cannot run on without a keeper as it should: it stands for a migration or a take, what it sends is
+    /// held, or it is to be protected.
+    pub fn needs_keeper(&self) -> bool {
+        let stands = self.is_arriving() || self.is_migrated() || self.is_taking();
+        stands || self.protection_file().exists() || left(self).is_some()
+    }
+}
+
 /// Makes void what is left of a protection that nobody looks after.
 pub(super) async fn forget_left(keeper: &Arc<Keeper>, machine: &Machine) -> Result<(), String> {
     match left(keeper.home()) {
@@ -50,7 +59,7 @@ pub(super) async fn forget_left(keeper: &Arc<Keeper>, machine: &Machine) -> Resu
 }
 
 /// Makes the copy void and lets go what was held. Where the machine has died that is for [`resolve_end`] to decide. An
-/// error: it goes on there; it may stand here, and [`conclude::if_given`] sees to what is left of it then.
+/// error: it goes on there; it may stand here, and [`super::protect::if_given`] sees to what is left of it then.
 pub(super) async fn run_alone(keeper: &Arc<Keeper>, machine: &Machine, departure: &Departure) -> Result<(), String> {
     let home = keeper.home();
     let may_be_fenced_until = Instant::now() + ALONE_AFTER;

@@ -4,18 +4,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use onecopy_checkpoint::memory::{Descriptors, GuestMemory};
 use onecopy_hypervisor::Machine;
 use onecopy_postgres::ServiceUser;
 use rustix::process::Signal;
 use tokio::sync::watch;
 
-use super::guest::Begun;
 use super::launch::Launch;
+use super::processes::end_left_server;
+use super::restore::{self, Restored};
+use super::role::Role;
 use super::server::Server;
 use super::servers::Servers;
+use super::start::{Begun, start};
 use super::state::Keeper;
 use super::verdict::failed;
 use super::{arrive, arriving_disk, backup_copy, end_left_servers, guest, memory, network, verdict};
+use crate::configuration::refuse_memory_elsewhere;
 use crate::desired_state::{self, Takeover};
 use crate::migration::{Arrival, ArrivalState};
 use crate::{MachineError, MachineHome};
@@ -79,7 +84,7 @@ async fn memory_of(
 ) -> Result<(Option<Server>, Option<Begun>), MachineError> {
     backup_copy::check_start(home, user).await?;
     let Some(record) = arrive::expected(home)? else {
-        let (server, restored) = memory::begin(home, user).await?;
+        let (server, restored) = begin_memory(home, user).await?;
         return Ok((server, restored.map(Begun::Restored)));
     };
     match arrive::begin(home, user, keeper, record).await {
@@ -120,7 +125,7 @@ pub(super) async fn machine(
     let begun = async {
         match is_there {
             true => adopt(home, user).await,
-            false => guest::start(home, user, begun).await.map(|machine| (machine, Takeover::Leave)),
+            false => start(home, user, begun).await.map(|machine| (machine, Takeover::Leave)),
         }
     };
     let (machine, care) = tokio::select! {
@@ -191,4 +196,57 @@ pub(super) fn arrival_of(home: &MachineHome) -> Option<Arrival> {
         tracing::error!(%error, "it is not known whether the machine has come from another host");
         None
     })
+}
+
+/// Before a machine is started: its memory's file and its server, where it shall have one. What an earlier run left is
+/// gone.
+async fn begin_memory(
+    home: &MachineHome,
+    user: &ServiceUser,
+) -> Result<(Option<Server>, Option<Restored>), MachineError> {
+    let (own, user) = (home.clone(), user.clone());
+    let prepared = tokio::task::spawn_blocking(move || prepare_memory(&own, &user)).await;
+    let prepared =
+        prepared.unwrap_or_else(|error| Err(MachineError::Task(format!("mounting a memory ended: {error}"))));
+    let begun = match prepared {
+        Ok((Some(descriptors), restored)) => {
+            let ended = |reason| MachineError::Ended { machine: home.name().to_string(), reason };
+            let server = Server::start(home, Launch::Memory(descriptors)).await;
+            server.map(|server| (Some(server), restored)).map_err(ended)
+        }
+        Ok((None, restored)) => Ok((None, restored)),
+        Err(error) => Err(error),
+    };
+    if begun.is_err() {
+        memory::close(home, None).await;
+    }
+    begun
+}
+
+fn prepare_memory(
+    home: &MachineHome,
+    user: &ServiceUser,
+) -> Result<(Option<Descriptors>, Option<Restored>), MachineError> {
+    memory::clear(home)?;
+    restore::forget(home)?;
+    let (configuration, start_point) = (home.configuration()?, restore::start_point(home)?);
+    if !configuration.checkpoints {
+        let reason = "its machine.toml does not say `checkpoints = true`".to_owned();
+        let machine = home.name().to_string();
+        return start_point.map_or(Ok((None, None)), |_| Err(MachineError::Checkpoint { machine, reason }));
+    }
+    refuse_memory_elsewhere()?;
+    let mut options = memory::options(&configuration, user);
+    let mut restored = None;
+    if let Some(start_point) = start_point {
+        end_left_server(Role::Disk, home, Signal::TERM);
+        let prepared = restore::prepare(home, user, &start_point)?;
+        if prepared.frozen.is_some() {
+            return Ok((None, Some(prepared)));
+        }
+        restored = Some(prepared);
+        options.drops = false;
+    }
+    let prepared = GuestMemory::prepare(&home.memory(), &home.memory_shadow(), &options);
+    Ok((Some(prepared.map_err(home.memory_failed())?), restored))
 }

@@ -12,19 +12,19 @@ use onecopy_checkpoint::restore::{Prefix, stream};
 use onecopy_checkpoint::take::{self, After, Cause, Parts, Taken};
 use onecopy_disk_server::DiskClient;
 use onecopy_disk_server::protocol::Request as DiskRequest;
-use onecopy_hypervisor::{Machine, State};
-use serde::{Deserialize, Serialize};
+use onecopy_hypervisor::Machine;
 use tokio::runtime::Handle;
 
-use super::parts::{Disk, Memory, PauseParts, Processors, Record, recover};
+use super::admission::check_runs;
+use super::parts::{Disk, Memory, Processors, Record, recover};
 use super::prefix::prefix;
 use super::processes::LOOK_INTERVAL;
 use super::state::Keeper;
 use super::unresponsive::unix_ms;
-use super::{frozen, held, memory, network};
+use super::{CheckpointTaken, PauseParts, frozen, held, memory, network};
 use crate::desired_state;
+use crate::files::{absent_is_fine, write_own_file};
 use crate::hardware::Hardware;
-use crate::home::{absent_is_fine, write_own_file};
 use crate::machine::CHECKPOINT_TIMEOUT;
 use crate::memory_server::{Appended, DEVICES, KeptPages, MemoryClient, Request, devices_file};
 use crate::migration;
@@ -35,27 +35,6 @@ const SNAPSHOT: &str = "checkpoint-";
 
 /// How long it may take to write down that a fork was plugged in.
 const IDENTITY_WAIT: Duration = Duration::from_secs(1);
-
-/// What a checkpoint was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CheckpointTaken {
-    /// Its number.
-    pub number: u64,
-    /// The one that it holds the changes since; none: it is whole.
-    pub since: Option<u64>,
-    /// How long the machine stood, microseconds.
-    pub pause_us: u64,
-    /// What for, the telling of itself before the first one left out.
-    pub parts: PauseParts,
-    /// Bytes of memory that it tells of itself.
-    pub memory_bytes: u64,
-    /// How long it took until it was durable, milliseconds.
-    pub total_ms: u64,
-    /// The epoch of the network that it has ended, where what the machine sends is held: what may go once nothing of
-    /// the checkpoint can be lost.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub network_epoch: Option<u64>,
-}
 
 /// Takes one, and forgets the oldest where there are half as many more than `keep` then; with `holds_server` the
 /// guest's server is held for the instant. One at a time.
@@ -210,14 +189,6 @@ fn remove_devices(directory: &Path) -> std::io::Result<()> {
 /// Lets the epochs of the memory go: that of a checkpoint that is durable, and those of takes that are void.
 pub(super) async fn release(home: &MachineHome) -> Result<(), String> {
     MemoryClient::connect(home).await?.ask(Request::Release).await
-}
-
-/// What somebody has made stand stays so.
-pub(super) fn check_runs(home: &MachineHome, machine: &Machine) -> Result<(), MachineError> {
-    match machine.state() {
-        State::Running => Ok(()),
-        _ => Err(MachineError::Paused { name: home.name().clone() }),
-    }
 }
 
 /// The disk's directory and the snapshot in it.

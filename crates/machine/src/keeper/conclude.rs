@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use onecopy_hypervisor::Machine;
 
-use super::protect;
 use super::state::Keeper;
 use crate::migration::{self, Departure, DepartureState, Gone, HostOrder};
 use crate::{MachineHome, desired_state};
@@ -54,24 +53,17 @@ async fn taken_back(home: &MachineHome) {
     }
 }
 
-/// Sees to what is left here of a machine that was given away, where it is not known whether it runs there.
-pub(super) fn if_given(keeper: &Arc<Keeper>, machine: &Machine) {
-    if desired_state::is_migrated(keeper.home()) && machine.state().ending().is_none() {
-        tokio::spawn(conclude(Arc::clone(keeper), machine.clone()));
-    }
-}
-
 /// For a machine that was given away and stands, with its migration's keeper gone: it is asked for until it is known
-/// to run there, and is ended here then, or is let go here again.
-pub(super) async fn conclude(keeper: Arc<Keeper>, machine: Machine) {
+/// to run there, and is ended here then, or is let go here again. Whether it goes on here.
+pub(super) async fn conclude(keeper: &Keeper, machine: &Machine) -> bool {
     let home = keeper.home();
     loop {
         let departure = match Departure::of(home) {
             Ok(Some(departure)) if desired_state::is_migrated(home) => departure,
-            Ok(_) => return,
+            Ok(_) => return false,
             Err(error) => {
                 tracing::error!(%error, "it is not known where the machine goes on");
-                return;
+                return false;
             }
         };
         let ended = match departure.state {
@@ -86,18 +78,18 @@ pub(super) async fn conclude(keeper: Arc<Keeper>, machine: Machine) {
                     let alone = keeper.no_take().await;
                     let back = departure.take_back(home, keeper.user());
                     let back = match back {
-                        Ok(()) => keeper.let_go(&machine).await.and_then(|()| keeper.note_taken()),
+                        Ok(()) => keeper.let_go(machine).await.and_then(|()| keeper.note_taken()),
                         Err(error) => Err(error),
                     };
                     drop(alone);
                     match back {
-                        Ok(()) => return protect::resume(&keeper, &machine),
+                        Ok(()) => return true,
                         Err(error) => Err(error.to_string()),
                     }
                 }
                 Some(Err(reason)) => Err(reason),
                 // Who has taken it back lets it go.
-                None => return,
+                None => return false,
             },
         };
         match ended {
@@ -106,7 +98,7 @@ pub(super) async fn conclude(keeper: Arc<Keeper>, machine: Machine) {
                 if let Err(error) = machine.quit().await {
                     tracing::error!(%error, "what is left of the machine does not end");
                 }
-                return;
+                return false;
             }
             Err(reason) => tracing::warn!(reason, "where the machine goes on is asked again"),
         }

@@ -5,8 +5,8 @@ use onecopy_disk::Source;
 use onecopy_disk::source::RawFile;
 use onecopy_postgres::ServiceUser;
 
-use super::migrate::words;
 use super::shared_disk::serve;
+use super::words;
 use crate::snapshot_server::ServedSnapshot;
 use crate::{GuestImage, MachineHome, SnapshotServer};
 

@@ -8,7 +8,7 @@ use onecopy_checkpoint::image::{Checkpoint, Image};
 use onecopy_postgres::ServiceUser;
 use rustix::fs::{Gid, Mode};
 
-use crate::home::absent_is_fine;
+use crate::files::absent_is_fine;
 use crate::{MachineError, MachineHome};
 
 /// What such files begin with, in the directory of the machine whose memory it was.

@@ -1,66 +1,20 @@
-//! The machine itself: what QEMU is told, and the guest's agent.
+//! The machine itself: taken over, let go, and its guest's agent.
 
 use std::time::Duration;
 
-use onecopy_hypervisor::configuration::{
-    Account, Balloon, Boot, Disk, DiskBackend, Forward, Generation, KERNEL_ARGUMENTS,
-    MachineConfiguration as Configuration, MemoryBackend, MemoryLock, NbdServer, Network, NetworkEnd, OnPanic,
-    SocketRole,
-};
-use onecopy_hypervisor::{Agent, Machine, MachineDirectory, Qemu, State, TimeLimits};
+use onecopy_hypervisor::{Agent, Machine, MachineDirectory, State, TimeLimits};
 use onecopy_postgres::ServiceUser;
 
-use super::arrive::Arriving;
-use super::restore::{self, Restored};
-use super::role::{self, Role};
-use super::{memory, network};
+use super::network::CARD;
+use super::restore;
 use crate::desired_state::{self, DesiredState, Found, Takeover};
-use crate::home::absent_is_fine;
-use crate::migration::{Arrival, ArrivalState};
-use crate::network::made_address;
-use crate::network_holder::frames_socket;
-use crate::{
-    BridgedNetwork, GuestImage, MachineConfiguration, MachineError, MachineHome, Transport, hypervisor_failed,
-};
-
-/// The name of its card in QEMU.
-pub(super) const CARD: &str = "net0";
-
-/// How soon QEMU connects again to a disk server, or a network holder, that was started anew.
-const RECONNECT_MS: u32 = 100;
-
-/// How long the guest's requests wait for a disk server: as long as one is started anew, and for a person after that.
-const RECONNECT_DELAY_S: u32 = 24 * 3600;
+use crate::{MachineError, MachineHome, hypervisor_failed};
 
 /// How long one attempt to reach the agent may take; the next one follows.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The time between two attempts.
 const GREETING_INTERVAL: Duration = Duration::from_millis(200);
-
-/// How long whoever has the disk may take to give it back: the process that served it for a QEMU that has just died.
-const LEASE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Says whether the kernel merges pages: what its owner has to switch on.
-/// Source: <https://docs.kernel.org/admin-guide/mm/ksm.html>.
-const KSM_RUN: &str = "/sys/kernel/mm/ksm/run";
-
-/// What a machine begins with that does not boot.
-pub(super) enum Begun {
-    /// A checkpoint.
-    Restored(Restored),
-    /// What comes from another host.
-    Arriving(Box<Arriving>),
-}
-
-impl Begun {
-    fn restored(&self) -> &Restored {
-        match self {
-            Begun::Restored(restored) => restored,
-            Begun::Arriving(arriving) => &arriving.restored,
-        }
-    }
-}
 
 /// Takes over the machine that runs; then it may be that a stop is to be gone on with. None: it has ended meanwhile.
 pub(super) async fn adopt(home: &MachineHome, user: &ServiceUser) -> Result<Option<(Machine, Takeover)>, MachineError> {
@@ -80,99 +34,17 @@ pub(super) async fn adopt(home: &MachineHome, user: &ServiceUser) -> Result<Opti
     Ok(Some((machine, care)))
 }
 
-/// Starts the machine, of which nothing runs.
-pub(super) async fn start(
-    home: &MachineHome,
-    user: &ServiceUser,
-    begun: Option<Begun>,
-) -> Result<Machine, MachineError> {
-    let failed = |error| hypervisor_failed(home.name(), error);
-    // Where the link leads: QEMU's paths of sockets are short there.
-    let directory = MachineDirectory::new(home.run()).map_err(failed)?;
-    let limits = TimeLimits::default();
-    let mut configuration = configuration(home, &home.configuration()?, user)?;
-    // It is let go by us, once that is known to be right.
-    configuration.starts_paused = true;
-    let restored = begun.as_ref().map(Begun::restored);
-    let (incoming, inherited) = restored.map(Restored::incoming).unzip();
-    configuration.incoming = incoming;
-    let is_arriving = matches!(begun, Some(Begun::Arriving(_)));
-    if is_arriving {
-        // The first sector is on the other host still.
-        let bytes = home.configuration()?.disk_bytes;
-        configuration.disks.iter_mut().for_each(|disk| disk.geometry_of_bytes = Some(bytes));
-    }
-    if let Some(frozen) = restored.and_then(|restored| restored.frozen.clone()) {
-        let backend = MemoryBackend::File { path: frozen, shared: false, read_only: true, offset_bytes: 0 };
-        configuration.memory.backend = backend;
-        configuration.security.memory_lock = MemoryLock::Off;
-        configuration.memory.mergeable = home.configuration()?.merge_equal_pages;
-        if configuration.memory.mergeable && !merges_pages() {
-            tracing::warn!("equal pages are to be merged, and the kernel does not: {KSM_RUN} has to be 1");
-        }
-    }
-    let qemu = Qemu::find().map_err(failed)?;
-    let made = restored.map(|restored| restored.disk);
-    desired_state::begin(home, user, LEASE_TIMEOUT).await?;
-    if is_arriving {
-        // Before QEMU has anything: nobody lets it go who does not know that it was given away.
-        desired_state::note(home, DesiredState::Arriving)?;
-    }
-    let machine =
-        Machine::start(&qemu, &configuration, &directory, inherited.as_slice(), limits).await.map_err(failed)?;
-    drop(inherited);
-    let let_go = async {
-        let fork = match begun {
-            Some(Begun::Arriving(arriving)) => return arriving.finish(home, user, &machine).await,
-            Some(Begun::Restored(mut restored)) => {
-                let kept = restored.kept.take();
-                if kept.is_some() {
-                    network::silence(home, &machine).await?;
-                }
-                restored.load(home, &machine).await?;
-                kept
-            }
-            None => None,
-        };
-        // Held until it runs: a fork's checkpoint stays as long.
-        let _fork = fork;
-        unplug_isolated(home, &machine).await?;
-        run(home, user, &machine).await
-    };
-    if let Err(error) = let_go.await {
-        end_unbegun(&machine).await;
-        // One that was promised has its disk, whatever has become of it, and so has one of which that is not known.
-        let is_promised = || {
-            !matches!(Arrival::of(home), Ok(Some(Arrival { state: ArrivalState::Begun | ArrivalState::Discarded, .. })))
-        };
-        if let Some(disk) = made.filter(|_| !is_arriving || !is_promised()) {
-            restore::give_up(home, disk)?;
-        }
-        return Err(error);
-    }
-    Ok(machine)
-}
-
 /// A fork has its parent's addresses until it is told its own, and its parent's server: it must not be heard, nor hear,
 /// before. Behind the loading of its state, which has the card's.
-async fn unplug_isolated(home: &MachineHome, machine: &Machine) -> Result<(), MachineError> {
+pub(super) async fn unplug_isolated(home: &MachineHome, machine: &Machine) -> Result<(), MachineError> {
     if !home.isolated_file().exists() {
         return Ok(());
     }
     machine.monitor().set_link(CARD, false).await.map_err(|error| hypervisor_failed(home.name(), error))
 }
 
-/// Puts the cable into the card of a machine that began without.
-pub(super) async fn connect(home: &MachineHome, machine: &Machine) -> Result<(), MachineError> {
-    machine.monitor().set_link(CARD, true).await.map_err(|error| hypervisor_failed(home.name(), error))?;
-    let path = home.isolated_file();
-    absent_is_fine(std::fs::remove_file(&path)).map_err(MachineError::file("remove", &path))?;
-    // Back after a power cut, it would unplug the card at each start, and nobody plugs it in again.
-    restore::synchronize(home)
-}
-
 /// Ends a machine that was not to begin: one that is there would be taken over.
-async fn end_unbegun(machine: &Machine) {
+pub(super) async fn end_unbegun(machine: &Machine) {
     machine.kill();
     if let Err(error) = machine.wait_killed().await {
         tracing::error!(%error, "a machine that was not to begin does not end");
@@ -222,72 +94,6 @@ fn note_running(home: &MachineHome) {
     }
 }
 
-pub(super) fn configuration(
-    home: &MachineHome,
-    machine: &MachineConfiguration,
-    user: &ServiceUser,
-) -> Result<Configuration, MachineError> {
-    let image = GuestImage::find(Some(&home.image()))?;
-    let name = home.name();
-    let addresses = machine.network.as_ref().map(BridgedNetwork::kernel_arguments).unwrap_or_default();
-    let boot = Boot::Kernel {
-        kernel: image.kernel(),
-        initrd: Some(image.initrd()),
-        arguments: format!("{KERNEL_ARGUMENTS} root=/dev/vda onecopy.hostname={name}{addresses}"),
-    };
-    let mut configuration = Configuration::new(name.as_str(), machine.memory_bytes, boot);
-    configuration.processors = machine.processors;
-    let backend = match machine.transport() {
-        Transport::Nbd => DiskBackend::Nbd {
-            server: NbdServer::Unix(role::nbd_socket(home)),
-            export: String::new(),
-            reconnect_delay_s: RECONNECT_DELAY_S,
-        },
-        Transport::Vhost => {
-            DiskBackend::VhostUser { socket: Role::Disk.socket(home), reconnect_ms: Some(RECONNECT_MS) }
-        }
-    };
-    configuration.disks = vec![Disk::new("root", backend)];
-    configuration.networks = vec![network_of(home, machine)];
-    // A supervisor starts it again; the console's last lines say why.
-    configuration.on_panic = OnPanic::End;
-    if machine.checkpoints {
-        let backend = MemoryBackend::File { path: home.memory(), shared: true, read_only: false, offset_bytes: 0 };
-        configuration.memory.backend = backend;
-        if memory::may_be_locked() {
-            configuration.security.memory_lock = MemoryLock::OnFault;
-        }
-    } else {
-        // Locked memory cannot be given back.
-        configuration.balloon = Some(Balloon { free_page_reporting: true });
-    }
-    configuration.generation = Some(Generation::New);
-    if rustix::process::geteuid().is_root() {
-        configuration.security.account = Some(Account { user_id: user.user_id(), group_id: user.group_id() });
-    }
-    Ok(configuration)
-}
-
-fn merges_pages() -> bool {
-    std::fs::read_to_string(KSM_RUN).is_ok_and(|run| run.trim() == "1")
-}
-
-/// Its one card, and what that is plugged into.
-fn network_of(home: &MachineHome, machine: &MachineConfiguration) -> Network {
-    let forward = |forward: &crate::Forward| Forward::tcp(forward.host_port, forward.guest_port);
-    let (card, end) = match &machine.network {
-        Some(network) => {
-            let role = SocketRole::Connects { reconnect_ms: Some(RECONNECT_MS) };
-            (network.card(home.root()), NetworkEnd::Stream { path: frames_socket(home), role })
-        }
-        None => {
-            let forwards = machine.forwards.iter().map(forward).collect();
-            (made_address(home.root()), NetworkEnd::User { forwards, restricted: false })
-        }
-    };
-    Network { hardware_address: Some(card.to_string()), ..Network::new(CARD, end) }
-}
-
 /// Waits, as long as the machine runs, until its agent answers.
 pub(super) async fn greet(machine: &Machine) -> Option<Agent> {
     loop {
@@ -307,12 +113,13 @@ pub(super) async fn greet(machine: &Machine) -> Option<Agent> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use onecopy_hypervisor::configuration::{AsynchronousIo, FileFormat, Incoming};
-    use onecopy_hypervisor::{CommandLine, HostTraits, QemuVersion};
+    use onecopy_hypervisor::Qemu;
+    use onecopy_hypervisor::configuration::{
+        AsynchronousIo, Boot, Disk, DiskBackend, FileFormat, Incoming, MachineConfiguration as Configuration,
+    };
     use onecopy_testing::process;
 
     use super::*;
-    use crate::configuration::PROCESSORS_MAX;
 
     /// A machine's directory, whose QEMU finds nothing to boot and ends with the test.
     pub(in crate::keeper) struct Machines {
@@ -429,68 +236,5 @@ pub(super) mod tests {
         restore::forget(home).unwrap();
         assert_eq!(home.disk(), home.root().join("disk"));
         assert!(!home.numbered_disk(1).exists() && !home.restoring_file().exists());
-    }
-
-    /// QEMU's arguments for a machine.
-    fn arguments(home: &MachineHome, machine: &MachineConfiguration) -> Vec<String> {
-        let wanted = configuration(home, machine, &ServiceUser::resolve(None).unwrap()).unwrap();
-        let host = HostTraits { version: QemuVersion { major: 10, minor: 0 }, kvm: false };
-        let line = CommandLine::new(&wanted, &MachineDirectory::new("/machine").unwrap(), host).unwrap();
-        line.arguments().iter().map(|word| word.to_str().unwrap().to_owned()).collect()
-    }
-
-    /// A machine's directory with the files of an image, which nobody boots.
-    fn with_image() -> (tempfile::TempDir, MachineHome) {
-        let directory = tempfile::tempdir().unwrap();
-        let home = MachineHome::at(&directory.path().join("web")).unwrap();
-        std::fs::create_dir_all(home.image()).unwrap();
-        for name in ["vmlinuz", "initrd", "root.img", "manifest.toml"] {
-            std::fs::write(home.image().join(name), "").unwrap();
-        }
-        (directory, home)
-    }
-
-    /// Spec: D6
-    #[test]
-    fn t15_a_machine_that_can_be_checkpointed_has_its_memory_in_a_file_and_nobody_else_writes_there() {
-        let (_directory, home) = with_image();
-        let usual = MachineConfiguration::new(home.image());
-        let machine = MachineConfiguration { checkpoints: true, ..usual.clone() };
-        let words = arguments(&home, &machine);
-        let has = |words: &[String], begin: &str| words.iter().any(|word| word.starts_with(begin));
-        let file = format!("memory-backend-file,mem-path={},share=on", home.memory().display());
-        assert!(has(&words, &file) && has(&words, "virtio-blk-pci,"), "{words:?}");
-        assert!(!has(&words, "vhost-user-blk-pci") && !has(&words, "virtio-balloon-pci"), "{words:?}");
-        let words = arguments(&home, &usual);
-        assert!(has(&words, "memory-backend-memfd") && has(&words, "vhost-user-blk-pci,"), "{words:?}");
-        let told = role::disk_arguments(&home);
-        let nbd = format!("unix:{}", role::nbd_socket(&home).display());
-        assert!(told.iter().any(|word| *word == *nbd), "whichever its QEMU was started with: {told:?}");
-        let error = MachineConfiguration::check_checkpoints(QemuVersion { major: 9, minor: 2 }).unwrap_err();
-        assert!(error.to_string().contains("QEMU 10.0"), "{error}");
-    }
-
-    /// A machine has 1 to 64 processors, and its disk a queue for each; also after the process that serves the disk was
-    /// killed.
-    ///
-    /// Spec: A7
-    #[test]
-    fn v32_a_disk_has_a_queue_for_each_processor_and_its_server_offers_as_many() {
-        let (_directory, home) = with_image();
-        let told = role::disk_arguments(&home);
-        let position = told.iter().position(|word| word == "--queues").unwrap();
-        let offered: u32 = told[position + 1].to_str().unwrap().parse().unwrap();
-        for processors in [1, 2, PROCESSORS_MAX] {
-            let machine = MachineConfiguration { processors, ..MachineConfiguration::new(home.image()) };
-            machine.check().unwrap();
-            let words = arguments(&home, &machine);
-            let disks: Vec<&String> = words.iter().filter(|word| word.starts_with("vhost-user-blk-pci,")).collect();
-            assert_eq!(disks.len(), 1, "{disks:?}");
-            assert!(disks[0].ends_with(&format!(",num-queues={processors}")), "{disks:?}");
-            assert!(
-                processors <= offered,
-                "QEMU does not start where it wants more than the {offered} that are offered"
-            );
-        }
     }
 }

@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use onecopy_checkpoint::image::Image;
 use onecopy_checkpoint::take::Cause;
 
-use crate::home::{absent_is_fine, write_own_file};
+use crate::files::{absent_is_fine, write_own_file};
 use crate::{MachineError, MachineHome};
 
 /// Writes down that the checkpoint of this number is one, before it is taken.

@@ -22,9 +22,9 @@ use onecopy_checkpoint::take::{self, After, NoNetwork, Parts, Taken};
 use onecopy_disk_server::DiskClient;
 use onecopy_disk_server::protocol::Request as DiskRequest;
 use onecopy_hypervisor::Machine;
-use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
+use super::admission::{check_runs, check_sendable};
 use super::brake::{Slowed, Turns, set_clock};
 use super::link::{Answered, Said, carried};
 use super::parts::{Disk, Memory, Processors, Record, recover};
@@ -32,20 +32,20 @@ use super::rounds::Sender;
 use super::shared_disk::DiskPageMap;
 use super::state::Keeper;
 use super::unresponsive::unix_ms;
-use super::{KeeperReply, MigrationEvent, MigrationOrder, Prediction, checkpoint, conclude, receive_order};
+use super::work::Work;
+use super::{
+    KeeperReply, MigrationEvent, MigrationOrder, Prediction, checkpoint, conclude, protect, receive_order, words,
+};
 use crate::desired_state::{self, DesiredState};
 use crate::hardware::Hardware;
 use crate::machine::CHECKPOINT_TIMEOUT;
-use crate::memory_server::{EndedEpoch, MemoryClient, Request};
+use crate::memory_server::Request;
 use crate::migration::{self, Departure, DepartureState, Gone, MigrationResult, ReceiveOrder, SharedDisk};
 use crate::network_holder::is_to_hold;
 use crate::{Forward, MachineError, MachineHome};
 
 /// Between the two cuts by which it is seen how much changes.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
-
-/// The lowest bandwidth, bytes a second: a wait for the pace lasts as long as 4 KiB take.
-pub(super) const RATE_MIN: u64 = 100_000;
 
 /// How long snapshots may be read that are of no use any more, and how often it is tried to forget them.
 const FORGET_TIMEOUT: Duration = Duration::from_secs(60);
@@ -63,18 +63,12 @@ pub(super) async fn migrate(
     told: mpsc::Sender<KeeperReply>,
 ) -> Result<KeeperReply, MachineError> {
     let home = keeper.home();
-    checkpoint::check_runs(home, machine)?;
+    check_runs(home, machine)?;
     let failed =
         |reason: String| MachineError::Migration { machine: home.name().to_string(), to: order.to.clone(), reason };
     let configuration = home.configuration()?;
-    if !configuration.checkpoints {
-        let reason = "its memory is QEMU's own; set `checkpoints = true` in its machine.toml, then stop and start it";
-        return Err(failed(reason.to_owned()));
-    }
+    check_sendable(&configuration, order.bytes_per_second).map_err(failed)?;
     let network = receive_order::network(keeper, &configuration, &order).map_err(failed)?;
-    if let Some(rate) = order.bytes_per_second.filter(|rate| *rate < RATE_MIN) {
-        return Err(failed(format!("a bandwidth of {rate} bytes a second is too low: give {RATE_MIN} at least")));
-    }
     checkpoint::prepare(keeper, machine, Instant::now() + CHECKPOINT_TIMEOUT).await?;
     let work = Work::new(keeper, machine, order.clone(), is_cancelled, told);
     if order.is_only_tried {
@@ -135,7 +129,7 @@ pub(super) async fn migrate(
                 tracing::error!(%error, "it is not written down that the machine stays");
             }
             if desired_state::is_migrated(home) {
-                tokio::spawn(conclude::conclude(Arc::clone(keeper), machine.clone()));
+                tokio::spawn(protect::conclude(Arc::clone(keeper), machine.clone()));
             } else {
                 // Where whoever was to do it could not.
                 conclude::let_go_standing(keeper, machine).await;
@@ -160,10 +154,6 @@ fn wanted(order: &MigrationOrder) -> Wanted {
 
 fn task(error: tokio::task::JoinError) -> MachineError {
     MachineError::Task(format!("a migration ended: {error}"))
-}
-
-pub(super) fn words(error: impl ToString) -> String {
-    error.to_string()
 }
 
 /// A keeper that takes a machine over ends what an earlier one had under way: it came to nothing, or was given away.
@@ -208,64 +198,31 @@ fn is_whole(disk: &std::path::Path) -> Result<bool, String> {
     Ok(info.hydration.is_none_or(|hydration| hydration.is_whole))
 }
 
-/// One migration, in a thread that blocks.
-pub(super) struct Work {
-    pub(super) keeper: Arc<Keeper>,
-    pub(super) machine: Machine,
-    pub(super) order: MigrationOrder,
-    is_cancelled: Arc<AtomicBool>,
-    /// Its guest's clock is late by that.
-    has_stood: AtomicBool,
-    told: mpsc::Sender<KeeperReply>,
-    pub(super) handle: Handle,
+/// What has travelled.
+#[derive(Clone, Copy, Default)]
+struct Total {
+    rounds: u32,
+    counts: Counts,
+}
+
+impl Total {
+    fn add(&mut self, counts: &Counts) {
+        self.rounds += 1;
+        self.counts.add(counts);
+    }
+
+    /// Pages whose content the other side had in memory.
+    fn known_pages(&self) -> u64 {
+        self.counts.same + self.counts.held
+    }
+
+    /// Pages whose content was sent.
+    fn data_pages(&self) -> u64 {
+        self.counts.xor + self.counts.zstd + self.counts.literal
+    }
 }
 
 impl Work {
-    /// Called where there is a runtime.
-    pub(super) fn new(
-        keeper: &Arc<Keeper>,
-        machine: &Machine,
-        order: MigrationOrder,
-        is_cancelled: Arc<AtomicBool>,
-        told: mpsc::Sender<KeeperReply>,
-    ) -> Work {
-        let (keeper, machine) = (Arc::clone(keeper), machine.clone());
-        Work {
-            keeper,
-            machine,
-            order,
-            is_cancelled,
-            has_stood: AtomicBool::new(false),
-            told,
-            handle: Handle::current(),
-        }
-    }
-
-    fn tell(&self, event: MigrationEvent) {
-        // Nobody need listen.
-        let _ = self.told.try_send(KeeperReply::Migration(event));
-    }
-
-    pub(super) fn check_wanted(&self) -> Result<(), String> {
-        match self.is_cancelled.load(Ordering::Acquire) {
-            true => Err("it was cancelled, and goes on here".to_owned()),
-            false => Ok(()),
-        }
-    }
-
-    /// Ends an epoch while the guest runs.
-    pub(super) fn cut(&self) -> Result<EndedEpoch, String> {
-        synchronize(&self.keeper.home().memory()).map_err(words)?;
-        self.ask(Request::Cut)
-    }
-
-    pub(super) fn ask<T: serde::de::DeserializeOwned>(&self, request: Request) -> Result<T, String> {
-        let home = self.keeper.home();
-        self.handle.block_on(async {
-            MemoryClient::connect(home).await?.ask_until(request, Instant::now() + CHECKPOINT_TIMEOUT).await
-        })
-    }
-
     /// What it would cost, without another host.
     fn predict(&self) -> Result<Prediction, String> {
         let first = self.cut()?;
@@ -447,7 +404,7 @@ impl Work {
         let (home, handle) = (self.keeper.home(), &self.handle);
         let _alone = handle.block_on(self.keeper.no_take());
         self.check_wanted()?;
-        checkpoint::check_runs(home, &self.machine).map_err(words)?;
+        check_runs(home, &self.machine).map_err(words)?;
         let mut processors = Processors::new(home, &self.machine, handle, None);
         let mut memory = Memory::new(home, handle);
         let mut record = Record { keeper: &self.keeper };
@@ -514,29 +471,5 @@ impl Work {
         }
         self.keeper.note(DesiredState::Migrated).map_err(words)?;
         Ok(counts)
-    }
-}
-
-/// What has travelled.
-#[derive(Clone, Copy, Default)]
-struct Total {
-    rounds: u32,
-    counts: Counts,
-}
-
-impl Total {
-    fn add(&mut self, counts: &Counts) {
-        self.rounds += 1;
-        self.counts.add(counts);
-    }
-
-    /// Pages whose content the other side had in memory.
-    fn known_pages(&self) -> u64 {
-        self.counts.same + self.counts.held
-    }
-
-    /// Pages whose content was sent.
-    fn data_pages(&self) -> u64 {
-        self.counts.xor + self.counts.zstd + self.counts.literal
     }
 }

@@ -1,6 +1,8 @@
 //! The process that looks after one machine.
 
+mod admission;
 mod arrive;
+mod arriving;
 mod arriving_disk;
 mod backup;
 pub(crate) mod backup_copy;
@@ -17,6 +19,7 @@ mod held;
 mod launch;
 mod link;
 mod memory;
+mod memory_descriptors;
 mod memory_file;
 mod migrate;
 mod network;
@@ -27,6 +30,7 @@ mod processes;
 pub(crate) mod protect;
 mod protection;
 mod protocol;
+mod qemu_configuration;
 mod receive_order;
 mod restore;
 mod role;
@@ -38,24 +42,30 @@ mod servers;
 mod service;
 mod shared_disk;
 mod stand_by;
+mod start;
 mod state;
 mod unresponsive;
 pub(crate) mod verdict;
+mod work;
 
-pub use checkpoint::CheckpointTaken;
 pub(crate) use checkpoint::forget_at_rest;
-pub(super) use memory::{clear as clear_memory, is_private, refuse_elsewhere};
+pub(super) use memory::{clear as clear_memory, is_private};
 pub(super) use network::clear as clear_network;
-pub use parts::PauseParts;
 pub(super) use processes::{CLOSE_TIMEOUT, end_left_servers, server_of, servers_of};
 pub use protection::{
     DETECTION_S_DEFAULT, DETECTION_S_RANGE, Durability, PERIOD_MS_DEFAULT, ProtectionOrder, ProtectionRole,
     ProtectionState, ProtectionStatus, check_detection,
 };
 pub use protocol::{
-    KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationEvent, MigrationOrder, Prediction,
+    CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationEvent, MigrationOrder,
+    PauseParts, Prediction,
 };
 pub(super) use restore::forget as forget_restore;
 pub(super) use role::Role;
 pub use run::run;
 pub use unresponsive::unix_ms;
+
+/// For `map_err`, where only a person reads why.
+fn words(error: impl ToString) -> String {
+    error.to_string()
+}

@@ -12,18 +12,19 @@ use onecopy_network::{State, Tap};
 use rustix::process::Signal;
 use tokio::runtime::Handle;
 
-use super::guest::connect;
 use super::launch::{Launch, NetworkDescriptors};
-use super::processes::LOOK_INTERVAL;
-use super::processes::{end_left_server, server_of};
+use super::processes::{LOOK_INTERVAL, READY_TIMEOUT, end_left_server, server_of};
 use super::role::Role;
-use super::server::{READY_TIMEOUT, Server};
+use super::server::Server;
 use super::state::Keeper;
-use crate::home::{absent_is_fine, write_own_file};
+use crate::files::{absent_is_fine, synchronize, write_own_file};
 use crate::memory_server::descriptor_of;
 use crate::network::{BridgedNetwork, interface_name};
 use crate::network_holder::{EndedEpoch, NetworkClient, Request, ServedNetwork, is_to_hold};
 use crate::{MachineConfiguration, MachineError, MachineHome, hypervisor_failed};
+
+/// The name of its card in QEMU.
+pub(super) const CARD: &str = "net0";
 
 /// The time between two attempts to give a guest its identity.
 const IDENTITY_INTERVAL: Duration = Duration::from_secs(10);
@@ -264,4 +265,13 @@ impl take::Network for HeldOutput<'_> {
         }
         Ok(())
     }
+}
+
+/// Puts the cable into the card of a machine that began without.
+pub(super) async fn connect(home: &MachineHome, machine: &Machine) -> Result<(), MachineError> {
+    machine.monitor().set_link(CARD, true).await.map_err(|error| hypervisor_failed(home.name(), error))?;
+    let path = home.isolated_file();
+    absent_is_fine(fs::remove_file(&path)).map_err(MachineError::file("remove", &path))?;
+    // Back after a power cut, it would unplug the card at each start, and nobody plugs it in again.
+    synchronize(home.root())
 }

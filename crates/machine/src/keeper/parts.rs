@@ -13,9 +13,9 @@ use onecopy_disk_server::DiskClient;
 use onecopy_disk_server::protocol::Request as DiskRequest;
 use onecopy_guest_agent::protocol::{FailureKind, Postgres};
 use onecopy_hypervisor::{HypervisorError, Machine};
-use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
+use super::PauseParts;
 use super::state::Keeper;
 use crate::desired_state::{self, DesiredState};
 use crate::memory_server::{EndedEpoch, MemoryClient, Request};
@@ -29,23 +29,6 @@ const HOLD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often it is tried to let the guest's server go on.
 const THAW_INTERVAL: Duration = Duration::from_millis(100);
-
-/// What a machine stands for while a checkpoint is taken, microseconds. QEMU's own are `stop`, `devices` and `cont`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PauseParts {
-    /// QEMU stops its processors, and waits for the requests that are under way.
-    pub stop_us: u64,
-    /// QEMU saves its devices, and the keeper reads that.
-    pub devices_us: u64,
-    /// What was written to memory since it was synchronized before the stop goes to the memory server.
-    pub synchronize_us: u64,
-    /// The disk is cut.
-    pub disk_us: u64,
-    /// The memory is cut.
-    pub memory_us: u64,
-    /// QEMU lets its processors go.
-    pub cont_us: u64,
-}
 
 /// Does a part's work; how long that takes is in `into`.
 fn timed<T>(into: &mut u64, work: impl FnOnce() -> T) -> T {

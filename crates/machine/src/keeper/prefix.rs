@@ -7,7 +7,7 @@ use onecopy_checkpoint::restore::{PREFIX_BYTES_MAX, Prefix};
 use onecopy_hypervisor::Machine;
 use onecopy_hypervisor::monitor::{MigrationStatus, MigrationTarget};
 
-use super::checkpoint::check_runs;
+use super::admission::check_runs;
 use super::parts::{GO_ON_INTERVAL, read};
 use super::state::Keeper;
 use crate::desired_state::{self, DesiredState};

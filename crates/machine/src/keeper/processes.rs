@@ -16,6 +16,9 @@ pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// A killed process is gone within this.
 pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long it may take until the machine can connect: it recovers first.
+pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// How often it is looked at.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 

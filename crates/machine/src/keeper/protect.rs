@@ -14,7 +14,7 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use onecopy_directory::atomic_file;
@@ -22,17 +22,20 @@ use onecopy_hypervisor::Machine;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
+use super::admission::{check_runs, check_sendable};
 use super::backup_copy::{forget_left, left, run_alone};
 use super::link::carried;
-use super::migrate::{RATE_MIN, Work, words};
 use super::primary::{Ended, Run};
 use super::protection::{
-    Durability, ProtectionOrder, ProtectionRole, ProtectionState, ProtectionStatus, check_detection,
+    Durability, LOOK_INTERVAL, Protecting, ProtectionOrder, ProtectionRole, ProtectionState, ProtectionStatus,
+    check_detection,
 };
 use super::state::Keeper;
+use super::words;
+use super::work::Work;
 use super::{MigrationOrder, checkpoint, conclude, disk_epochs, receive_order};
 use crate::desired_state;
-use crate::home::absent_is_fine;
+use crate::files::absent_is_fine;
 use crate::machine::CHECKPOINT_TIMEOUT;
 use crate::migration::{Departure, DepartureState, ReceiveOrder};
 use crate::{Etcd, MachineError, MachineHome};
@@ -42,20 +45,8 @@ use crate::{Etcd, MachineError, MachineHome};
 const RETRY_MIN: Duration = Duration::from_secs(5);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// How often it is looked whether something else is wanted.
-pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-
 /// How often what is written down is read that cannot be.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
-
-/// What is wanted of a protection that is under way.
-#[derive(Debug, Default)]
-pub(super) struct Protecting {
-    /// It shall end: its connection, too.
-    pub(super) is_cancelled: Arc<AtomicBool>,
-    /// The machine shall go on at the backup.
-    pub(super) is_to_yield: AtomicBool,
-}
 
 /// The protection that is wanted of a machine.
 pub(crate) fn wanted(home: &MachineHome) -> Result<Option<ProtectionOrder>, MachineError> {
@@ -101,12 +92,9 @@ pub(super) fn begin(keeper: &Arc<Keeper>, machine: &Machine, order: &ProtectionO
         return Err(already());
     }
     // Behind that: one that is protected stands again and again.
-    checkpoint::check_runs(home, machine)?;
+    check_runs(home, machine)?;
     let configuration = home.configuration()?;
-    if !configuration.checkpoints {
-        let reason = "its memory is QEMU's own; set `checkpoints = true` in its machine.toml, then stop and start it";
-        return Err(failed(reason.to_owned()));
-    }
+    check_sendable(&configuration, order.bytes_per_second).map_err(failed)?;
     receive_order::network(keeper, &configuration, &as_migration(order)).map_err(failed)?;
     if configuration.network.is_none() && order.durability == Durability::Output {
         let reason = "its network is QEMU's own, of which nothing can be held back: a machine on a bridge can be \
@@ -118,9 +106,6 @@ pub(super) fn begin(keeper: &Arc<Keeper>, machine: &Machine, order: &ProtectionO
         let reason = "etcd decides where it goes on only where what it sends waits for its copy: cut off, it would be \
                       heard beside that; leave out --etcd or --durability periodic";
         return Err(failed(reason.to_owned()));
-    }
-    if let Some(rate) = order.bytes_per_second.filter(|rate| *rate < RATE_MIN) {
-        return Err(failed(format!("a bandwidth of {rate} bytes a second is too low: give {RATE_MIN} at least")));
     }
     check_detection(order.detection_s).map_err(failed)?;
     let protecting = keeper.begin_protection().ok_or_else(already)?;
@@ -140,6 +125,20 @@ fn tell(keeper: &Keeper, order: &ProtectionOrder) {
     let mut status = ProtectionStatus::new(ProtectionRole::Primary, order.to.clone());
     status.durability = Some(order.durability);
     keeper.change(|told| told.protection = Some(status));
+}
+
+/// Sees to what is left here of a machine that was given away, where it is not known whether it runs there.
+pub(super) fn if_given(keeper: &Arc<Keeper>, machine: &Machine) {
+    if desired_state::is_migrated(keeper.home()) && machine.state().ending().is_none() {
+        tokio::spawn(conclude(Arc::clone(keeper), machine.clone()));
+    }
+}
+
+/// Concludes a migration, and protects again what goes on here after it.
+pub(super) async fn conclude(keeper: Arc<Keeper>, machine: Machine) {
+    if conclude::conclude(&keeper, &machine).await {
+        resume(&keeper, &machine);
+    }
 }
 
 /// A keeper that takes a machine over goes on with what is wanted; what an earlier one has copied is void, which is
@@ -172,7 +171,7 @@ pub(super) fn resume(keeper: &Arc<Keeper>, machine: &Machine) {
                 tracing::error!(reason, "what it was protected by is not void");
                 keeper.change(|told| told.protection = None);
                 keeper.end_protection();
-                return conclude::if_given(&keeper, &machine);
+                return if_given(&keeper, &machine);
             }
         }
         match order {
@@ -220,7 +219,7 @@ async fn keep_protected(keeper: Arc<Keeper>, machine: Machine, order: Protection
     }
     keeper.change(|told| told.protection = None);
     keeper.end_protection();
-    conclude::if_given(&keeper, &machine);
+    if_given(&keeper, &machine);
 }
 
 /// Copies it, and protects it until that ends. An error: why it runs alone.
@@ -237,7 +236,7 @@ async fn session(
     }
     let migration = as_migration(order);
     let configuration = home.configuration().map_err(words)?;
-    checkpoint::check_runs(home, machine).map_err(words)?;
+    check_runs(home, machine).map_err(words)?;
     checkpoint::prepare(keeper, machine, Instant::now() + CHECKPOINT_TIMEOUT).await.map_err(words)?;
     let departure = Departure {
         token: format!("{:032x}", rand::random::<u128>()),

@@ -1,10 +1,16 @@
 //! What is asked and told of a machine that is protected.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::Endpoint;
+
+/// How often it is looked whether something else is wanted.
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How often a machine is copied, unless it is told otherwise.
 pub const PERIOD_MS_DEFAULT: u64 = 100;
@@ -180,6 +186,15 @@ impl ProtectionStatus {
             same_blocks: 0,
         }
     }
+}
+
+/// What is wanted of a protection that is under way.
+#[derive(Debug, Default)]
+pub(super) struct Protecting {
+    /// It shall end: its connection, too.
+    pub(super) is_cancelled: Arc<AtomicBool>,
+    /// The machine shall go on at the backup.
+    pub(super) is_to_yield: AtomicBool,
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use std::path::PathBuf;
 use onecopy_guest_agent::protocol::{Answer, Command, FailureKind, Progress};
 use serde::{Deserialize, Serialize};
 
-use super::{CheckpointTaken, ProtectionOrder, ProtectionStatus};
+use super::{ProtectionOrder, ProtectionStatus};
 use crate::migration::MigrationResult;
 
 /// What a keeper is asked.
@@ -296,4 +296,42 @@ pub struct KeeperStatus {
     pub keeper_process_id: u32,
     /// The guest's kernel, when its agent has told.
     pub kernel: Option<String>,
+}
+
+/// What a checkpoint was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointTaken {
+    /// Its number.
+    pub number: u64,
+    /// The one that it holds the changes since; none: it is whole.
+    pub since: Option<u64>,
+    /// How long the machine stood, microseconds.
+    pub pause_us: u64,
+    /// What for, the telling of itself before the first one left out.
+    pub parts: PauseParts,
+    /// Bytes of memory that it tells of itself.
+    pub memory_bytes: u64,
+    /// How long it took until it was durable, milliseconds.
+    pub total_ms: u64,
+    /// The epoch of the network that it has ended, where what the machine sends is held: what may go once nothing of
+    /// the checkpoint can be lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_epoch: Option<u64>,
+}
+
+/// What a machine stands for while a checkpoint is taken, microseconds. QEMU's own are `stop`, `devices` and `cont`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PauseParts {
+    /// QEMU stops its processors, and waits for the requests that are under way.
+    pub stop_us: u64,
+    /// QEMU saves its devices, and the keeper reads that.
+    pub devices_us: u64,
+    /// What was written to memory since it was synchronized before the stop goes to the memory server.
+    pub synchronize_us: u64,
+    /// The disk is cut.
+    pub disk_us: u64,
+    /// The memory is cut.
+    pub memory_us: u64,
+    /// QEMU lets its processors go.
+    pub cont_us: u64,
 }

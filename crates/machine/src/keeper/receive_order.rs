@@ -3,8 +3,8 @@
 use onecopy_clone::network::client::Stream;
 
 use super::MigrationOrder;
-use super::migrate::words;
 use super::state::Keeper;
+use super::words;
 use crate::migration::{self, Departure, HostOrder, ReceiveOrder};
 use crate::network_holder::is_to_hold;
 use crate::{BridgedNetwork, GuestImage, MachineConfiguration, MachineError, MachineHome};

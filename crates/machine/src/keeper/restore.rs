@@ -28,12 +28,14 @@ use onecopy_postgres::ServiceUser;
 use rustix::process::Signal;
 use tokio::io::AsyncWriteExt;
 
+use super::frozen;
 use super::processes::end_left_server;
+use super::qemu_configuration::configuration;
 use super::role::Role;
-use super::{frozen, guest};
+use crate::files::{absent_is_fine, give_all, remove_any, synchronize};
 use crate::fork::StartPoint;
 use crate::hardware::Hardware;
-use crate::home::{absent_is_fine, copied_base, give_all, remove_any};
+use crate::home::copied_base;
 use crate::{MachineConfiguration, MachineError, MachineHome, hypervisor_failed};
 
 /// How long QEMU may take to read its devices' state.
@@ -91,7 +93,7 @@ pub(super) fn commit(home: &MachineHome) -> Result<(), MachineError> {
             }
         }
     }
-    if has_removed { synchronize(home) } else { Ok(()) }
+    if has_removed { synchronize(home.root()) } else { Ok(()) }
 }
 
 /// No guest runs on this disk, which a restore makes or has made: [`forget`] removes it.
@@ -111,18 +113,13 @@ pub(crate) fn forget(home: &MachineHome) -> Result<(), MachineError> {
     let shadow = home.memory_shadow();
     absent_is_fine(fs::remove_file(&shadow)).map_err(MachineError::file("remove", &shadow))?;
     // Without it the disk would be the machine's.
-    synchronize(home)?;
+    synchronize(home.root())?;
     fs::remove_file(&path).map_err(MachineError::file("remove", &path))
 }
 
 /// A disk that is being made.
 pub(super) fn new_disk(home: &MachineHome) -> PathBuf {
     home.root().join("disk.new")
-}
-
-pub(super) fn synchronize(home: &MachineHome) -> Result<(), MachineError> {
-    let synchronized = File::open(home.root()).and_then(|root| root.sync_all());
-    synchronized.map_err(MachineError::file("synchronize", home.root()))
 }
 
 /// Makes memory and disk as they were. The machine does not run, and nothing of an earlier restore is left: [`forget`].
@@ -185,7 +182,7 @@ pub(super) fn hardware_here(
 ) -> Result<Hardware, MachineError> {
     let qemu = Qemu::find().map_err(|error| hypervisor_failed(home.name(), error))?;
     let host = HostTraits { version: qemu.version(), kvm: kvm_runs_guests() };
-    let planned = guest::configuration(home, machine, user)?;
+    let planned = configuration(home, machine, user)?;
     let run = MachineDirectory::new(home.run()).map_err(|error| hypervisor_failed(home.name(), error))?;
     let line = CommandLine::new(&planned, &run, host).map_err(|error| hypervisor_failed(home.name(), error))?;
     let words: Vec<String> = line.arguments().iter().map(|word| word.to_string_lossy().into_owned()).collect();

@@ -17,9 +17,10 @@ use onecopy_clone::network::protocol::words as other_hosts_words;
 use super::disk_comparison::Peer;
 use super::disk_epochs::EpochBlocks;
 use super::link::{Answered, Said, SourceLink, TURN_TIMEOUT, Watch, directions, message, set_protected, understand};
-use super::migrate::{Work, words};
 use super::sent_pages::{Keeping, SentPages};
 use super::shared_disk::DiskPageMap;
+use super::words;
+use super::work::Work;
 use crate::machine::CHECKPOINT_TIMEOUT;
 use crate::memory_server::{EpochPages, Request};
 

@@ -17,14 +17,13 @@ use onecopy_postgres::ServiceUser;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
-use super::guest::Begun;
 use super::servers::Servers;
 use super::service::serve;
-use super::state::Keeper;
+use super::start::Begun;
+use super::state::{Keeper, Stop};
 use super::unresponsive::unix_ms;
 use super::{
-    MachineState, arriving_disk, backup_copy, begin, conclude, guest, migrate, network, parts, protect, restore,
-    unresponsive,
+    MachineState, arriving_disk, backup_copy, begin, guest, migrate, network, parts, protect, restore, unresponsive,
 };
 use crate::desired_state::{self, DesiredState, Takeover};
 use crate::machine::END_TIMEOUT;
@@ -40,16 +39,6 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often it tries.
 const LOCK_INTERVAL: Duration = Duration::from_millis(50);
-
-/// A request that the machine ends.
-pub(super) struct Stop {
-    /// At once.
-    pub force: bool,
-    /// How long the guest may take.
-    pub timeout: Duration,
-    /// Told when nothing but the keeper runs any more.
-    pub done: oneshot::Sender<()>,
-}
 
 /// Looks after the machine in `directory` until it has ended; returns at once when somebody else does already. With
 /// `takes_over` it begins none: where nothing of it runs it has ended meanwhile.
@@ -174,7 +163,7 @@ async fn keep(
         tracing::error!(%error, "what has become of the machine's last migration is not written down");
     }
     if desired_state::is_migrated(home) {
-        tokio::spawn(conclude::conclude(Arc::clone(keeper), machine.clone()));
+        tokio::spawn(protect::conclude(Arc::clone(keeper), machine.clone()));
     } else {
         protect::resume(keeper, &machine);
     }

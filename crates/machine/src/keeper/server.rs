@@ -17,16 +17,13 @@ use rustix::process::{Signal, kill_process};
 use tokio::process::Child;
 
 use super::launch::Launch;
-use super::memory;
+use super::memory_descriptors::descriptors;
 use super::memory_file::MemoryOpen;
 use super::processes::{
-    CLOSE_TIMEOUT, KILL_TIMEOUT, LOOK_INTERVAL, process_of, servers_of, serves, signal_if_it_serves,
+    CLOSE_TIMEOUT, KILL_TIMEOUT, LOOK_INTERVAL, READY_TIMEOUT, process_of, servers_of, serves, signal_if_it_serves,
 };
 use super::role::Role;
 use crate::MachineHome;
-
-/// How long it may take until the machine can connect: it recovers first.
-pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How often one is looked at that is not our child.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
@@ -134,7 +131,7 @@ impl Server {
     async fn take_back(home: MachineHome, open: MemoryOpen) -> Launch {
         loop {
             drop(open.write().await);
-            match memory::descriptors(&home).await {
+            match descriptors(&home).await {
                 Ok(descriptors) => return Launch::Memory(descriptors),
                 Err(reason) => tracing::error!(reason, "a memory server that dies is not started again"),
             }

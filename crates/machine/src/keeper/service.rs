@@ -11,16 +11,16 @@ use onecopy_hypervisor::{HypervisorError, Machine};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
+use super::admission::check_runs;
 use super::link::ALONE_AFTER;
-use super::protect::Protecting;
-use super::run::Stop;
-use super::state::Keeper;
+use super::protection::Protecting;
+use super::state::{Keeper, Stop};
 use super::{
     CheckpointTaken, KeeperReply, KeeperRequest, MachineState, MigrationOrder, ProtectionOrder, backup_copy,
-    checkpoint, conclude, guest, migrate, network, protect,
+    checkpoint, guest, migrate, network, protect,
 };
 use crate::desired_state::{self, DesiredState};
-use crate::migration::{Arrival, ArrivalState, Departure};
+use crate::migration::Departure;
 use crate::{MachineError, hypervisor_failed};
 
 /// How long a caller may take to say what it wants.
@@ -36,11 +36,6 @@ const UNPROTECT_TIMEOUT: Duration = ALONE_AFTER.saturating_add(Duration::from_se
 const PROGRESS_MAX: usize = 16;
 
 impl Keeper {
-    /// The machine, once it runs.
-    fn running(&self) -> Result<&Machine, MachineError> {
-        self.machine.get().ok_or_else(|| MachineError::DoesNotRun { name: self.home.name().clone() })
-    }
-
     /// Nobody's word is kept for later: it may be wrong then.
     fn decide(&self, token: &str, goes: bool) -> KeeperReply {
         let mut deciding = self.deciding.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,12 +86,6 @@ impl Keeper {
         }
     }
 
-    /// Whether it is, or becomes, a copy that protects a machine of another host.
-    fn stands_by(&self) -> bool {
-        let is_copy = |record: Arrival| record.protects && record.state == ArrivalState::Begun;
-        Arrival::of(&self.home).is_ok_and(|record| record.is_some_and(is_copy))
-    }
-
     fn protect(self: &Arc<Keeper>, order: &ProtectionOrder) -> Result<(), MachineError> {
         let machine = self.running()?;
         protect::begin(self, machine, order)
@@ -127,7 +116,7 @@ impl Keeper {
             };
             let forgotten = backup_copy::forget_left(self, machine).await;
             if forgotten.is_err() {
-                conclude::if_given(self, machine);
+                protect::if_given(self, machine);
             }
             forgotten
         };
@@ -139,15 +128,6 @@ impl Keeper {
             return Err(MachineError::Moved { name: self.home.name().clone() });
         }
         ended.map_err(refused)
-    }
-
-    /// Why that is not done with it.
-    fn is_copy(&self) -> String {
-        let name = self.home.name();
-        format!(
-            "it is a copy that stands by for a machine elsewhere; to give it up: onecopy vm unprotect {name} at that \
-             machine's host, or here onecopy vm migrate {name} --abandon"
-        )
     }
 
     /// Lets the machine go on at the host that protects it by this token; returns when it was given away, or is not.
@@ -228,7 +208,7 @@ impl Keeper {
                 return Err(MachineError::Moved { name: home.name().clone() });
             }
             if !numbers.is_empty() {
-                checkpoint::check_runs(&home, &machine)?;
+                check_runs(&home, &machine)?;
             }
             let forgotten = tokio::task::spawn_blocking(move || {
                 let failed = |reason| MachineError::Checkpoint { machine: home.name().to_string(), reason };
@@ -244,7 +224,7 @@ impl Keeper {
     /// A fork that knows who it is, from now on: it is reached, and reaches others.
     async fn connect(&self) -> Result<(), MachineError> {
         let machine = self.running()?;
-        guest::connect(&self.home, machine).await
+        network::connect(&self.home, machine).await
     }
 
     async fn answer(self: &Arc<Keeper>, request: KeeperRequest, progress: &mpsc::Sender<KeeperReply>) -> KeeperReply {

@@ -16,7 +16,7 @@ use onecopy_disk_server::protocol::{Request, WANTED_MAX, WantedContent};
 use onecopy_postgres::ServiceUser;
 use tokio::runtime::Handle;
 
-use super::migrate::words;
+use super::words;
 use crate::migration::SharedDisk;
 use crate::snapshot_server::ServedSnapshot;
 use crate::{MachineHome, SnapshotServer};

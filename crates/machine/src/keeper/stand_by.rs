@@ -11,15 +11,15 @@ use onecopy_checkpoint::link::Received;
 use onecopy_hypervisor::Machine;
 use onecopy_postgres::ServiceUser;
 
-use super::arrive::{Arriving, load, note_prefix};
+use super::arriving::{Arriving, load, note_prefix};
 use super::backup::Copy;
 use super::link::{Answered, DestinationLink, Said, message, set_protected, understand};
-use super::migrate::words;
 use super::protection::{ProtectionRole, ProtectionState, ProtectionStatus};
 use super::restore::Restored;
 use super::state::Keeper;
 use super::unresponsive::unix_ms;
 use super::verdict::{discard, failed, go_on, keep_there, wait_verdict};
+use super::words;
 use crate::migration::{Arrival, Verdict};
 use crate::{MachineError, MachineHome};
 

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use onecopy_hypervisor::{Agent, Machine, State};
 use onecopy_postgres::ServiceUser;
@@ -9,8 +10,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
 use super::memory_file::MemoryOpen;
-use super::protect::Protecting;
-use super::run::Stop;
+use super::protection::Protecting;
 use super::{KeeperStatus, MachineState, ProtectionStatus};
 use crate::desired_state::{self, DesiredState, Found};
 use crate::migration::Departure;
@@ -249,25 +249,14 @@ impl Keeper {
     pub(super) fn home(&self) -> &MachineHome {
         &self.home
     }
+}
 
-    /// Waits until no take makes the machine stand; none does as long as what is returned is held.
-    pub(super) async fn no_take(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.taking.lock().await
-    }
-
-    /// For whoever takes a checkpoint. Nobody waits for that: those whose callers have gone would all be taken.
-    pub(super) fn alone(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, MachineError> {
-        self.checkpointing.try_lock().map_err(|_| {
-            let reason = match self.protecting() {
-                Some(_) => format!("it is protected: onecopy vm unprotect {} ends that", self.home.name()),
-                None => "another one is being taken".to_owned(),
-            };
-            MachineError::Checkpoint { machine: self.home.name().to_string(), reason }
-        })
-    }
-
-    /// The same, for who must.
-    pub(super) async fn alone_in_turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.checkpointing.lock().await
-    }
+/// A request that the machine ends.
+pub(super) struct Stop {
+    /// At once.
+    pub force: bool,
+    /// How long the guest may take.
+    pub timeout: Duration,
+    /// Told when nothing but the keeper runs any more.
+    pub done: oneshot::Sender<()>,
 }

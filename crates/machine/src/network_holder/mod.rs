@@ -30,7 +30,7 @@ use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-use crate::home::absent_is_fine;
+use crate::files::absent_is_fine;
 use crate::keeper::{Role, servers_of};
 use crate::memory_server::descriptor_of;
 use crate::{MachineError, MachineHome};
