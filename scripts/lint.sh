@@ -20,6 +20,7 @@ check cargo-deny cargo deny --log-level error check licenses bans sources
 mapfile -t scripts < <(git ls-files '*.sh' .ci/run)
 check guarantees scripts/guarantees.py --check
 check words scripts/words.py
+check circles scripts/circles.py
 check shellcheck shellcheck "${scripts[@]}"
 check extension scripts/extension.sh --check
 # Behind it, because it needs the names of types.
@@ -29,5 +30,5 @@ if ((${#failed[@]})); then
     echo "lint: failed: ${failed[*]}"
     exit 1
 fi
-echo "lint: rustfmt, clippy, rustdoc, cargo-deny (licenses, bans, sources), guarantees, words, shellcheck," \
+echo "lint: rustfmt, clippy, rustdoc, cargo-deny (licenses, bans, sources), guarantees, words, circles, shellcheck," \
     "the C compiler and pgindent are content"
