@@ -14,6 +14,8 @@ check() {
 
 check rustfmt cargo fmt --all --check
 check clippy cargo clippy --locked --workspace --all-targets --quiet -- -D warnings
+# What one installs: without what `own` adds, which tests have.
+check clippy-installed cargo clippy --locked --package onecopy --quiet -- -D warnings
 RUSTDOCFLAGS="-D warnings" check rustdoc cargo doc --locked --workspace --no-deps --quiet
 # Not `advisories`: that check downloads a database, and a build must not need one more network service.
 check cargo-deny cargo deny --log-level error check licenses bans sources

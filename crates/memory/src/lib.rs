@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Three levels of working together, [`Level`]: a server shrinks its pool on *request*, it *publishes* memory that may
-//! be taken without asking, or its memory is *owned* by the host, which reads the server's own buffer table. [`cgroup`]
-//! gives an instance its own limits. The sum of all targets never exceeds the budget, and nothing is grown before the
-//! memory for it has come back.
+//! be taken without asking, or its memory is *owned* by the host, which reads the server's own buffer table: that one
+//! is built with the feature `own` alone. [`cgroup`] gives an instance its own limits. The sum of all targets never
+//! exceeds the budget, and nothing is grown before the memory for it has come back.
 
 pub mod agent;
 pub mod arbiter;
@@ -18,6 +18,7 @@ pub mod engine;
 mod error;
 mod instance;
 mod observation;
+#[cfg(feature = "own")]
 pub mod own;
 pub mod pressure;
 pub mod published;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::ensure;
-use onecopy_memory::own::{Consent, Own};
+use onecopy_memory::own::Own;
 use onecopy_memory::published::Published;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -63,7 +63,7 @@ impl Hand {
         match level {
             Level::Request => {}
             Level::Publish => published = Some(Arc::new(Published::open(directory)?)),
-            Level::Own => own = Some(Arc::new(Own::open(directory, Consent::Given)?)),
+            Level::Own => own = Some(Arc::new(Own::open(directory)?)),
         }
         Ok(Hand { level, server: Pool::of(server).await?, published, own })
     }

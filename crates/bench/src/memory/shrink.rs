@@ -1,7 +1,7 @@
 //! How long it takes to give half of the pool back, what that time is made of, and what clients feel.
 
 use anyhow::Context;
-use onecopy_memory::own::{Consent, Own};
+use onecopy_memory::own::Own;
 use onecopy_memory::published::Published;
 use serde::Serialize;
 
@@ -178,7 +178,7 @@ pub async fn take(site: &Site, round: u32) -> anyhow::Result<Taking> {
     site.start(Start::plain(POOL_BYTES)).await?;
     site.warm(&["pgbench_accounts_pkey", "pgbench_accounts"]).await?;
     site.client().await?.batch_execute("CHECKPOINT").await?;
-    let dropped = Own::open(site.server.data_directory(), Consent::Given)?.shrink_to(HALF_BYTES)?;
+    let dropped = Own::open(site.server.data_directory())?.shrink_to(HALF_BYTES)?;
     anyhow::ensure!(dropped.resident_bytes <= HALF_BYTES, "dropped: {dropped:?}");
     Ok(Taking {
         round,

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use onecopy_memory::own::{Consent, Own};
+use onecopy_memory::own::Own;
 use onecopy_memory::published::Published;
 use serde::Serialize;
 
@@ -228,7 +228,7 @@ struct Holder {
 impl Holder {
     async fn begin(site: &Site, bytes: u64) -> anyhow::Result<Holder> {
         site.client().await?.batch_execute("CHECKPOINT").await?;
-        let own = Own::open(site.server.data_directory(), Consent::Given)?;
+        let own = Own::open(site.server.data_directory())?;
         tokio::task::block_in_place(|| own.shrink_to(bytes))?;
         let stopping = Arc::new(AtomicBool::new(false));
         let stop = stopping.clone();

@@ -240,13 +240,25 @@ impl MemoryConfiguration {
 
     fn check_level(&self, place: &str, level: Level) -> Result<(), String> {
         match level {
-            Level::Own if !self.own_allowed => Err(format!(
-                "{place} has `level = \"own\"`, which writes into a running server's memory past the server: a mistake \
-                 or a death in the middle ends all its sessions; write `own_allowed = true` into [memory] to take that \
-                 risk, or another level"
-            )),
+            Level::Own => check_own(place, cfg!(feature = "own"), self.own_allowed),
             _ => Ok(()),
         }
+    }
+}
+
+/// Whether level `own` is there, and its risk taken.
+fn check_own(place: &str, is_built: bool, is_allowed: bool) -> Result<(), String> {
+    match (is_built, is_allowed) {
+        (true, true) => Ok(()),
+        (false, _) => Err(format!(
+            "{place} has `level = \"own\"`, and this onecopy was built without it: docs/guide/level-own.md says who \
+             needs it and how it is built (`--features own`); or write another level"
+        )),
+        (true, false) => Err(format!(
+            "{place} has `level = \"own\"`, which writes into a running server's memory past the server: a mistake or \
+             a death in the middle ends all its sessions; write `own_allowed = true` into [memory] to take that risk, \
+             or another level"
+        )),
     }
 }
 
@@ -363,7 +375,6 @@ mod tests {
             ("cgroup = \"always\"".to_owned(), "unknown variant `always`"),
             ("weight = 0.0".to_owned(), "above 0"),
             ("weight = nan".to_owned(), "above 0"),
-            ("level = \"own\"".to_owned(), "own_allowed = true"),
             ("[server.leader]\nlevel = \"own\"".to_owned(), "[memory.server.leader]"),
             ("[server.\"a/b\"]\nweight = 1.0".to_owned(), "cannot name an instance"),
             (format!("{instance}\"oracle\""), "unknown variant `oracle`"),
@@ -379,6 +390,14 @@ mod tests {
             let error = read(&text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
         }
-        read("own_allowed = true\nlevel = \"own\"").expect("said twice, it is meant");
+        // Said twice, it is meant.
+        assert_eq!(check_own("[memory]", true, true), Ok(()));
+        for (is_built, is_allowed, expected) in
+            [(true, false, "own_allowed = true"), (false, true, "--features own"), (false, false, "--features own")]
+        {
+            let error = check_own("[memory]", is_built, is_allowed).unwrap_err();
+            assert!(error.starts_with("[memory] has `level") && error.contains(expected), "{error}");
+        }
+        assert_eq!(read("own_allowed = true\nlevel = \"own\"").is_ok(), cfg!(feature = "own"));
     }
 }

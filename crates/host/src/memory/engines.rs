@@ -1,11 +1,14 @@
 //! How the agent reaches each server.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+#[cfg(not(feature = "own"))]
+use onecopy_memory::MemoryError;
+#[cfg(feature = "own")]
+use onecopy_memory::engine::OwnEngine;
 use onecopy_memory::engine::{Engine, ExtensionEngine, MariaDbAccess, MariaDbEngine, PlainEngine, Reach};
-use onecopy_memory::own::Consent;
 use onecopy_memory::{Bytes, InstanceName, Kind, Level, untrusted_file};
 use onecopy_postgres::{ConnectionParameters, Server};
 
@@ -29,13 +32,22 @@ pub(super) fn of_server(
     let data_directory = server.data_directory().to_owned();
     let (name, directory) = (name.clone(), Some(data_directory));
     match memory.configuration().of_server(name.as_str()).level.unwrap_or_default() {
-        // The configuration was refused unless the risk is taken.
-        Level::Own => Ok(Arc::new(PlainEngine::new(name, &connection, directory, Consent::Given)?)),
-        _ if memory.extension().is_none() => {
-            Ok(Arc::new(PlainEngine::new(name, &connection, directory, Consent::Withheld)?))
-        }
+        Level::Own => owned(name, Reach::from(&connection), directory),
+        _ if memory.extension().is_none() => Ok(Arc::new(PlainEngine::new(name, &connection, directory))),
         level => Ok(Arc::new(ExtensionEngine::new(name, level, &connection, directory)?)),
     }
+}
+
+/// A server at level `own`: the configuration was refused unless that is built, and its risk taken.
+#[cfg(feature = "own")]
+fn owned(name: InstanceName, reach: Reach, data_directory: Option<PathBuf>) -> Result<Arc<dyn Engine>, HostError> {
+    Ok(Arc::new(OwnEngine::new(name, reach, data_directory)?))
+}
+
+#[cfg(not(feature = "own"))]
+fn owned(instance: InstanceName, _: Reach, _: Option<PathBuf>) -> Result<Arc<dyn Engine>, HostError> {
+    let action = "be used by an onecopy that was built without it";
+    Err(MemoryError::WrongLevel { instance, level: Level::Own, action }.into())
 }
 
 /// A server that somebody else has started; `host_bytes` is the memory of the host.
@@ -55,7 +67,7 @@ pub(super) fn of_instance(
             let reach = reach(instance)?;
             let directory = instance.data_directory.clone();
             match level {
-                Level::Own => Ok(Arc::new(PlainEngine::new(name, reach, directory, Consent::Given)?)),
+                Level::Own => owned(name, reach, directory),
                 _ => Ok(Arc::new(ExtensionEngine::new(name, level, reach, directory)?)),
             }
         }

@@ -1,8 +1,11 @@
 //! Servers whose pool can be watched and resized.
 
+#[cfg(feature = "own")]
 mod checkpoints;
 mod extension;
 mod mariadb;
+#[cfg(feature = "own")]
+mod own;
 mod plain;
 mod processes;
 mod rates;
@@ -15,6 +18,8 @@ use serde::{Deserialize, Serialize};
 
 pub use extension::ExtensionEngine;
 pub use mariadb::{MariaDbAccess, MariaDbEngine};
+#[cfg(feature = "own")]
+pub use own::OwnEngine;
 pub use plain::PlainEngine;
 pub use session::Reach;
 

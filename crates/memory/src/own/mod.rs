@@ -7,7 +7,8 @@
 //!
 //! # Risk
 //!
-//! It is off unless [`Consent::Given`], because a mistake here is the server's:
+//! It is built only with the feature `own`, and used only where the configuration says so, because a mistake here is
+//! the server's:
 //! - While memory is given back, some headers of the server are locked by us, as its own processes lock them for some
 //!   instructions. A process that wants such a buffer meanwhile waits by sleeping a millisecond. If the agent is killed
 //!   (`kill -9`, the OOM killer) or stopped in just that moment, some tenths of a millisecond long, the header stays
@@ -43,16 +44,6 @@ use crate::{Bytes, MemoryError};
 /// Ways over all buffers with one usage count: the first drops what it believes to be enough, but a buffer that shares
 /// its pages with others gives back less than it has, and pages are read meanwhile.
 const SWEEPS_MAX: u32 = 3;
-
-/// Whether the owner of the server has accepted the risk of this level.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Consent {
-    /// Not: nothing is touched.
-    #[default]
-    Withheld,
-    /// Explicitly.
-    Given,
-}
 
 /// What the pool has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -99,15 +90,9 @@ impl Own {
     /// For the server of this data directory, which must run: all that will be relied on is checked.
     ///
     /// # Errors
-    /// [`MemoryError::NotAllowed`]: no consent, or a server that is not touched, with the reason;
+    /// [`MemoryError::NotAllowed`]: a server that is not touched, with the reason;
     /// [`MemoryError::NoServer`].
-    pub fn open(data_directory: &Path, consent: Consent) -> Result<Own, MemoryError> {
-        if consent == Consent::Withheld {
-            return Err(MemoryError::NotAllowed {
-                what: "the level own",
-                reason: "its risk was not accepted: it locks headers of the server's buffers from outside".to_owned(),
-            });
-        }
+    pub fn open(data_directory: &Path) -> Result<Own, MemoryError> {
         Pool::attach(data_directory)?;
         Ok(Own { data_directory: data_directory.to_owned() })
     }

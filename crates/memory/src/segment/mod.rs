@@ -6,6 +6,8 @@
 
 mod maps;
 mod postmaster;
+#[cfg(feature = "own")]
+mod residency;
 mod window;
 
 use std::fs::{File, OpenOptions};
@@ -16,7 +18,9 @@ use std::path::Path;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fstat, fstatfs, seek};
 
 pub(crate) use postmaster::Postmaster;
-pub(crate) use window::{PAGE_BYTES, Window};
+#[cfg(feature = "own")]
+pub(crate) use residency::PAGE_BYTES;
+pub(crate) use window::Window;
 
 use crate::MemoryError;
 
@@ -74,11 +78,6 @@ impl Segment {
     /// How large it is, whether memory is behind all of it or not.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
-    }
-
-    /// Its page: the ordinary one, or that of its huge pages.
-    pub fn page_bytes(&self) -> u64 {
-        self.page_bytes
     }
 
     /// Where in the file lies what the server sees at `address`; none when it is not in it.

@@ -8,17 +8,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// The ordinary page.
-pub(crate) const PAGE_BYTES: usize = 4096;
-
 /// A range of a file, mapped shared and writable.
 #[derive(Debug)]
 pub(crate) struct Window {
     /// Where the mapping begins: at or before `start`, at a page.
-    address: NonNull<u8>,
-    mapped_bytes: usize,
+    pub(super) address: NonNull<u8>,
+    pub(super) mapped_bytes: usize,
     /// How far behind `address` the wanted range begins.
-    lead_bytes: usize,
+    pub(super) lead_bytes: usize,
 }
 
 // SAFETY: the mapping is only reached through atomics, and is valid until the drop.
@@ -72,26 +69,6 @@ impl Window {
         Some(unsafe { AtomicU64::from_ptr(address.cast()) })
     }
 
-    /// Which of the ordinary pages are in RAM, in the range of `length` bytes from `position` on, which must begin at a
-    /// page. Asking touches none of them (mincore(2)).
-    ///
-    /// # Errors
-    /// The range does not lie inside or does not begin at a page.
-    pub fn resident(&self, position: usize, length: usize) -> io::Result<Vec<bool>> {
-        let start = self.lead_bytes.checked_add(position).filter(|start| start.is_multiple_of(PAGE_BYTES));
-        let end = start.and_then(|start| start.checked_add(length)).filter(|end| *end <= self.mapped_bytes);
-        let (Some(start), Some(_)) = (start, end) else { return Err(io::ErrorKind::InvalidInput.into()) };
-        let mut pages = vec![0_u8; length.div_ceil(PAGE_BYTES)];
-        // SAFETY: the range was checked to lie in the mapping; the kernel writes a byte a page of it, and `pages` has
-        // as many.
-        let result = unsafe { libc::mincore(self.address.as_ptr().add(start).cast(), length, pages.as_mut_ptr()) };
-        if result != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // The other bits are reserved.
-        Ok(pages.into_iter().map(|page| page & 1 == 1).collect())
-    }
-
     fn place(&self, position: usize, size: usize) -> Option<*mut u8> {
         let end = position.checked_add(size).filter(|end| *end <= self.length())?;
         let place = self.lead_bytes + end - size;
@@ -126,20 +103,6 @@ mod tests {
         assert!(window.word(2).is_none(), "not aligned");
         assert!(window.word(4096).is_none() && window.word(usize::MAX).is_none(), "outside");
         assert!(window.word(4096 - 24 - 4).is_some() && window.long_word(4096 - 24 - 4).is_none(), "the last word");
-    }
-
-    #[test]
-    fn what_is_in_memory_is_known_without_touching_it() {
-        let memory = rustix::fs::memfd_create("window", rustix::fs::MemfdFlags::CLOEXEC).expect("made");
-        let file = std::fs::File::from(memory);
-        file.set_len(4 * 4096).expect("sized");
-        file.write_all_at(&[1], 2 * 4096).expect("written");
-        let window = Window::map(file.as_fd(), 1024, 4 * 4096 - 1024, 4096).expect("mapped");
-        assert_eq!(window.resident(3072, 3 * 4096).expect("asked"), [false, true, false]);
-        assert_eq!(window.resident(3072, 3 * 4096).expect("asked"), [false, true, false], "asking brings nothing");
-        for (position, length) in [(0, 4096), (3072, 4 * 4096), (3072, usize::MAX), (usize::MAX, 1)] {
-            window.resident(position, length).expect_err("outside, or not at a page");
-        }
     }
 
     #[test]

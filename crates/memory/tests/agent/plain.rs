@@ -2,24 +2,19 @@
 
 use std::time::Duration;
 
-use onecopy_memory::engine::{Engine, PlainEngine};
-use onecopy_memory::own::Consent;
+use onecopy_memory::engine::{Engine, OwnEngine, PlainEngine};
 use onecopy_memory::{Level, MemoryError};
 use onecopy_testing::TestDirectory;
 
 use crate::servers::{self, CEILING, MIB, ROWS, client, connection, fill, name};
-
-fn engine(server: &onecopy_postgres::Server, consent: Consent) -> PlainEngine {
-    let directory = Some(server.data_directory().to_owned());
-    PlainEngine::new(name("stock"), &connection(server), directory, consent).expect("a good level")
-}
 
 #[tokio::test]
 async fn a_stock_server_is_watched_and_its_pool_is_not_touched() {
     let directory = TestDirectory::new().expect("a directory");
     let server = servers::stock(&directory).await;
     fill(&server).await;
-    let engine = engine(&server, Consent::Withheld);
+    let data_directory = Some(server.data_directory().to_owned());
+    let engine = PlainEngine::new(name("stock"), &connection(&server), data_directory);
     assert_eq!(engine.level(), Level::Request);
     let seen = engine.observe().await.expect("an answer");
     assert_eq!((seen.pool_bytes, seen.floor_bytes, seen.ceiling_bytes), (CEILING, CEILING, CEILING));
@@ -32,11 +27,13 @@ async fn a_stock_server_is_watched_and_its_pool_is_not_touched() {
 }
 
 #[tokio::test]
-async fn with_consent_pages_are_written_dropped_and_stay_dropped() {
+async fn at_level_own_pages_are_written_dropped_and_stay_dropped() {
     let directory = TestDirectory::new().expect("a directory");
     let server = servers::stock(&directory).await;
     fill(&server).await;
-    let engine = engine(&server, Consent::Given);
+    assert!(OwnEngine::new(name("stock"), &connection(&server), None).is_err(), "its pages are on this host");
+    let data_directory = Some(server.data_directory().to_owned());
+    let engine = OwnEngine::new(name("stock"), &connection(&server), data_directory).expect("a good level");
     assert_eq!(engine.level(), Level::Own);
     assert!(matches!(engine.set_target(63 * MIB).await, Err(MemoryError::BelowFloor { .. })));
     assert!(matches!(engine.set_target(CEILING + MIB).await, Err(MemoryError::AboveCeiling { .. })));

@@ -1,7 +1,7 @@
 //! Level `own`.
 
 use onecopy_memory::MemoryError;
-use onecopy_memory::own::{Consent, Own};
+use onecopy_memory::own::Own;
 
 use crate::load::Load;
 use crate::segment::{memory_bytes, take_away};
@@ -16,7 +16,7 @@ const DROPS_MIN: u32 = 5;
 const LOADS_MAX: usize = 10;
 
 fn own(server: &PgbenchServer) -> Own {
-    Own::open(server.data_directory(), Consent::Given).expect("a stock server")
+    Own::open(server.data_directory()).expect("a stock server")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -93,10 +93,8 @@ async fn clients_work_on_while_pages_are_dropped_under_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_touched_without_consent_or_without_a_server() {
+async fn nothing_is_touched_without_a_server() {
     let server = PgbenchServer::stock().await;
-    let refused = Own::open(server.data_directory(), Consent::default()).expect_err("no consent");
-    assert!(matches!(refused, MemoryError::NotAllowed { .. }), "{refused}");
     let own = own(&server);
     server.crash_stop().await.expect("killed");
     let gone = own.shrink_to(0).expect_err("no server");
