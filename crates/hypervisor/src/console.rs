@@ -65,25 +65,29 @@ impl Console {
         }
         let kept = end_of(&self.path, LOG_BYTES_KEPT)?;
         // The writer appends: wherever the end is, it goes on there.
-        let mut log = open_log(OpenOptions::new().append(true), &self.path)?;
+        let mut log = open_of_account(OpenOptions::new().append(true), &self.path)?;
         log.set_len(0)?;
         log.write_all(&kept)
     }
 }
 
-/// Opens a log in a directory that may be another account's. A file with a second name may be anybody's: the account
-/// may have put it there (where `fs.protected_hardlinks` is off).
-pub(crate) fn open_log(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+/// Opens a file in a directory that may be another account's: no link is followed, nothing is waited for. A file with a
+/// second name may be anybody's: the account may have put it there (where `fs.protected_hardlinks` is off).
+///
+/// # Errors
+/// It cannot be opened, or is no file of one name.
+pub fn open_of_account(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let log = options.custom_flags(NOT_ELSEWHERE).open(path)?;
     let found = log.metadata()?;
-    match found.is_file() && found.nlink() == 1 {
+    // One without any was replaced just now.
+    match found.is_file() && found.nlink() <= 1 {
         true => Ok(log),
         false => Err(io::Error::other("it is no file of one name")),
     }
 }
 
 fn end_of(path: &Path, bytes: u64) -> io::Result<Vec<u8>> {
-    let mut file = open_log(OpenOptions::new().read(true), path)?;
+    let mut file = open_of_account(OpenOptions::new().read(true), path)?;
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(bytes)))?;
     let mut end = Vec::new();
@@ -149,13 +153,13 @@ mod tests {
         std::fs::hard_link(&elsewhere, console.path()).unwrap();
         assert_eq!(console.tail(1), "");
         console.bound().unwrap_err();
-        open_log(OpenOptions::new().create(true).append(true), console.path()).unwrap_err();
+        open_of_account(OpenOptions::new().create(true).append(true), console.path()).unwrap_err();
         assert!(std::fs::read_to_string(&elsewhere).unwrap() == text);
         // Nor does a pipe keep anybody waiting.
         let pipe = directory.path().join("pipe");
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
         for options in [OpenOptions::new().read(true), OpenOptions::new().append(true)] {
-            open_log(options, &pipe).unwrap_err();
+            open_of_account(options, &pipe).unwrap_err();
         }
         std::fs::remove_file(&elsewhere).unwrap();
         assert_eq!(console.tail(1), "secret", "its only name");

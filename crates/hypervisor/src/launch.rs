@@ -59,7 +59,8 @@ pub(crate) fn launch(
 /// QEMU's log, appended to so that it can be cut while QEMU writes.
 fn open_qemu_log(directory: &MachineDirectory) -> Result<File, HypervisorError> {
     let path = directory.qemu_log();
-    console::open_log(OpenOptions::new().create(true).append(true), &path).map_err(HypervisorError::file("open", path))
+    console::open_of_account(OpenOptions::new().create(true).append(true), &path)
+        .map_err(HypervisorError::file("open", path))
 }
 
 fn prepare(

@@ -28,7 +28,7 @@ pub use accelerator::kvm_runs_guests;
 pub use agent::Agent;
 pub use command_line::{CommandLine, HostTraits};
 pub use configuration::MachineConfiguration;
-pub use console::{Console, printable};
+pub use console::{Console, open_of_account, printable};
 pub use directory::MachineDirectory;
 pub use error::HypervisorError;
 pub use launch::InheritedDescriptor;

@@ -140,6 +140,15 @@ pub enum MachineError {
         /// Why, and what to do.
         reason: String,
     },
+    /// It is a copy that stands by.
+    #[error(
+        "{name} is a copy that stands by for a machine elsewhere; to give it up: onecopy vm unprotect {name} at that \
+         machine's host, or here onecopy vm migrate {name} --abandon"
+    )]
+    StandsBy {
+        /// Which.
+        name: MachineName,
+    },
     /// It is not protected by another host, or what has become of it there is not known.
     #[error("{machine} is not protected by {to}: {reason}")]
     Protection {

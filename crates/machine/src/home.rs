@@ -33,12 +33,12 @@
 mod forks_lock;
 mod making;
 
-use std::fs;
+use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use onecopy_directory::DirectoryLock;
-use onecopy_hypervisor::MachineDirectory;
+use onecopy_hypervisor::{MachineDirectory, open_of_account};
 use serde::{Deserialize, Serialize};
 
 use super::files::{absent_is_fine, remove_any};
@@ -333,6 +333,14 @@ impl MachineHome {
     /// What the guest writes to its console.
     pub fn console_log(&self) -> PathBuf {
         self.in_run("console.log")
+    }
+
+    /// The same, to read: its directory is that of QEMU's account, in which nothing is followed with our rights.
+    ///
+    /// # Errors
+    /// It is not there, or no file of one name.
+    pub fn open_console_log(&self) -> std::io::Result<File> {
+        open_of_account(OpenOptions::new().read(true), &self.console_log())
     }
 
     fn end_file(&self) -> PathBuf {

@@ -1,13 +1,17 @@
 //! What may be done to the machine now: who looks after it asks here before it does what it was asked.
 //!
-//! | asked | refused, or waited for, here |
+//! | asked | what is looked at, in this order |
 //! |---|---|
-//! | pause, resume | it does not run ([`Keeper::running`]); a take is waited for ([`Keeper::no_take`]) |
-//! | checkpoint, forget | that; somebody takes or sends it ([`Keeper::alone`]), or it stands ([`check_runs`]) |
-//! | migrate, protect | that, and memory of which nothing can be sent ([`check_sendable`]) |
-//! | stop, unprotect | it is a copy that stands by for another host's machine ([`Keeper::stands_by`]) |
+//! | pause | that it runs ([`Keeper::running`]), that no take and no stop is under way ([`Keeper::no_take`], `note`) |
+//! | resume | the same, and that its guest may run here (`desired_state::check_may_run`, by [`Keeper::let_go`]) |
+//! | checkpoint | that it runs, that nobody takes or sends it ([`Keeper::alone`]) or made it stand ([`check_runs`]) |
+//! | forget | the same, and that it has not gone elsewhere; that it stands matters where checkpoints are named |
+//! | migrate | as a checkpoint, and that its memory can be sent ([`check_sendable`]) |
+//! | protect | that it runs, that nobody protects it, that its processors run, that its memory can be sent |
+//! | stop, unprotect | that it is no copy that stands by for another host's machine ([`Keeper::check_no_copy`]) |
 //!
-//! Whether its guest may be let go at all, on this host, is written down: `desired_state`.
+//! What else an order needs (a bridge there, a disk that is whole) is looked at where it is done. Until it is its turn
+//! a machine may have become another one: what matters then is looked at again.
 
 use onecopy_hypervisor::{Machine, State};
 
@@ -43,19 +47,13 @@ impl Keeper {
         self.checkpointing.lock().await
     }
 
-    /// Whether it is, or becomes, a copy that protects a machine of another host.
-    pub(super) fn stands_by(&self) -> bool {
-        let is_copy = |record: Arrival| record.protects && record.state == ArrivalState::Begun;
-        Arrival::of(&self.home).is_ok_and(|record| record.is_some_and(is_copy))
-    }
-
-    /// Why nobody but its own host ends such a copy.
-    pub(super) fn is_copy(&self) -> String {
-        let name = self.home.name();
-        format!(
-            "it is a copy that stands by for a machine elsewhere; to give it up: onecopy vm unprotect {name} at that \
-             machine's host, or here onecopy vm migrate {name} --abandon"
-        )
+    /// Refuses where it is, or becomes, a copy that protects a machine of another host: only that one ends it.
+    pub(super) fn check_no_copy(&self) -> Result<(), MachineError> {
+        let is_copy = |record: &Arrival| record.protects && record.state == ArrivalState::Begun;
+        match Arrival::of(&self.home) {
+            Ok(Some(record)) if is_copy(&record) => Err(MachineError::StandsBy { name: self.home.name().clone() }),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -1,8 +1,7 @@
 //! The parts of a machine of which checkpoints are taken, as a keeper reaches them.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,7 @@ use onecopy_checkpoint::take::{self, Cause, Parts, Taking};
 use onecopy_disk_server::DiskClient;
 use onecopy_disk_server::protocol::Request as DiskRequest;
 use onecopy_guest_agent::protocol::{FailureKind, Postgres};
-use onecopy_hypervisor::{HypervisorError, Machine};
+use onecopy_hypervisor::{HypervisorError, Machine, open_of_account};
 use tokio::runtime::Handle;
 
 use super::PauseParts;
@@ -38,13 +37,11 @@ fn timed<T>(into: &mut u64, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// A file that QEMU's account has written: no link is followed, nothing is waited for, and no more is taken.
+/// A file that QEMU's account has written, of which no more is taken.
 pub(super) fn read(path: &Path, bytes_max: usize) -> Result<Vec<u8>, MachineError> {
-    let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits().cast_signed();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
-    let mut file: File = file.map_err(MachineError::file("open", path))?;
+    let file = open_of_account(OpenOptions::new().read(true), path).map_err(MachineError::file("open", path))?;
     let mut bytes = Vec::new();
-    let read = (&mut file).take(bytes_max as u64 + 1).read_to_end(&mut bytes);
+    let read = file.take(bytes_max as u64 + 1).read_to_end(&mut bytes);
     read.map_err(MachineError::file("read", path))?;
     Ok(bytes)
 }

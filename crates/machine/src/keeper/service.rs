@@ -97,9 +97,7 @@ impl Keeper {
             let (machine, to) = (self.home.name().to_string(), "its backup".to_owned());
             MachineError::Protection { machine, to, reason }
         };
-        if self.stands_by() {
-            return Err(refused(self.is_copy()));
-        }
+        self.check_no_copy()?;
         // First: no later keeper begins again.
         protect::forget_wanted(&self.home)?;
         if force {
@@ -252,8 +250,10 @@ impl Keeper {
             KeeperRequest::Decide { token, goes } => self.decide(&token, goes),
             // It was seen to before.
             KeeperRequest::Receive {} => failed("nobody comes over this connection".to_owned()),
-            KeeperRequest::Stop { .. } if self.stands_by() => failed(self.is_copy()),
             KeeperRequest::Stop { force, timeout_ms } => {
+                if let Err(error) = self.check_no_copy() {
+                    return failed(error.to_string());
+                }
                 let (done, ended) = oneshot::channel();
                 let stop = Stop { force, timeout: Duration::from_millis(timeout_ms), done };
                 if self.stops.send(stop).await.is_err() {

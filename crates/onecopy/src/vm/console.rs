@@ -3,14 +3,12 @@
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
 use onecopy_host::HostError;
 use onecopy_machine::MachineError;
-use rustix::fs::{Mode, OFlags};
 
 use super::MachineOption;
 
@@ -33,7 +31,7 @@ impl Console {
         let name = self.machine.name()?;
         let machine = self.machine.machines()?.get(&name)?;
         let path = machine.home().console_log();
-        let mut log = match open(&path) {
+        let mut log = match machine.home().open_console_log() {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 return Err(HostError::from(MachineError::DoesNotRun { name }).into());
             }
@@ -51,17 +49,10 @@ impl Console {
             if let (Ok(now), Ok(then)) = (std::fs::symlink_metadata(&path), log.metadata())
                 && now.ino() != then.ino()
             {
-                log = open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+                log = machine.home().open_console_log().with_context(|| format!("cannot open {}", path.display()))?;
             }
         }
     }
-}
-
-/// Opens the log. Its directory is that of QEMU's account: a link there is not followed with our rights, and a pipe
-/// keeps nobody waiting.
-fn open(path: &Path) -> std::io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
 }
 
 /// Copies what has come.
