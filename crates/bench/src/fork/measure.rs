@@ -96,7 +96,8 @@ impl Site {
         let parent_per_second = self.rate(PARENT).await?;
         let name = format!("fork{round}");
         let begun = Instant::now();
-        let taken = self.guests.checkpoint(PARENT, Some(1)).await?;
+        // As the command does it alone: those of before stay.
+        let taken = self.guests.checkpoint(PARENT, None).await?;
         self.guests.run(&["vm", "fork", PARENT, &name, &format!("--checkpoint={}", taken.number)])?;
         let agent_s = begun.elapsed().as_secs_f64();
         self.guests.answers(&name, "SELECT 1").await?;
