@@ -21,7 +21,8 @@ mod reply;
 pub use bytes::Bytes;
 pub use command::{BaseBackup, Command, Execute, Hello, Identity, Initialize, Postgres, Request, StopMode, WriteFile};
 pub use reply::{
-    Answer, Executed, Failure, FailureKind, Greeting, Health, Outcome, PostgresState, PostgresStatus, Progress, Reply,
+    Answer, Executed, Failure, FailureKind, FreePages, Greeting, Health, Outcome, PostgresState, PostgresStatus,
+    Progress, Reply,
 };
 
 /// The name of the virtio-serial port; in the guest `/dev/virtio-ports/` followed by it.
@@ -39,6 +40,12 @@ pub const LINE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// As much of a command's standard output, and as much of its standard error, as is kept.
 pub const OUTPUT_BYTES_MAX: usize = 1024 * 1024;
+
+/// Free pages of the guest in a row that are worth telling of.
+pub const FREE_RUN_PAGES_MIN: u64 = 16;
+
+/// As many rows of them are told, so that they fit into a line.
+pub const FREE_RUNS_MAX: usize = 1 << 16;
 
 /// How many commands the agent works on at the same time; one more is refused with [`FailureKind::Busy`].
 pub const COMMANDS_MAX: usize = 8;

@@ -18,6 +18,7 @@ pub(super) fn name(command: &Command) -> &'static str {
     match command {
         Command::Hello(_) => "hello",
         Command::Health {} => "health",
+        Command::FreePages {} => "free_pages",
         Command::Execute(_) => "execute",
         Command::SetClock { .. } => "set_clock",
         Command::SetIdentity(_) => "set_identity",

@@ -3,7 +3,7 @@
 use super::in_progress::InProgress;
 use super::lines::Line;
 use super::replies::{Replies, Reporter, Result, failure, malformed};
-use super::{SwitchOff, clock, execute, files, health, identity, postgres};
+use super::{SwitchOff, clock, execute, files, free_pages, health, identity, postgres};
 use crate::protocol::{
     Answer, Command, Failure, FailureKind, Greeting, Hello, LINE_BYTES_MAX, Outcome, Reply, Request, VERSION_NEWEST,
     VERSION_OLDEST,
@@ -84,6 +84,7 @@ fn outcome(result: Result<Answer>) -> Outcome {
 fn perform(command: Command, reporter: &Reporter<'_>) -> Result<Answer> {
     match command {
         Command::Health {} => health::health().map(Answer::Health),
+        Command::FreePages {} => free_pages::free_pages().map(Answer::FreePages),
         Command::Execute(execute) => execute::execute(&execute, reporter).map(Answer::Executed),
         Command::SetClock { unix_ns } => clock::set(unix_ns).map(done),
         Command::SetIdentity(identity) => identity::set(&identity).map(done),

@@ -12,6 +12,7 @@ mod clock;
 mod dispatch;
 mod execute;
 mod files;
+mod free_pages;
 mod health;
 mod identity;
 mod in_progress;
@@ -41,6 +42,7 @@ pub fn serve() -> io::Result<()> {
     let (switch_off, wanted) = mpsc::channel();
     button::watch(&switch_off);
     postgres::bound_log();
+    free_pages::prepare();
     let replies = Arc::new(Replies::new(Arc::clone(&port)));
     std::thread::spawn(move || listen(&port, &Dispatch::new(replies, switch_off)));
     // The listening thread holds a sender for as long as the port lives.

@@ -20,6 +20,8 @@ pub enum Command {
     Hello(Hello),
     /// Is the guest well? Answered by [`super::Answer::Health`].
     Health {},
+    /// Which pages of the guest's memory are free? Answered by [`super::Answer::FreePages`].
+    FreePages {},
     /// Run a program. Answered by [`super::Answer::Executed`], whatever its status.
     Execute(Execute),
     /// Set the guest's clock, which stands still while the guest is saved or paused.

@@ -33,6 +33,8 @@ pub enum Answer {
     Hello(Greeting),
     /// To `health`.
     Health(Health),
+    /// To `free_pages`.
+    FreePages(FreePages),
     /// To `execute`.
     Executed(Executed),
     /// To `postgres` with `status`.
@@ -52,6 +54,18 @@ pub struct Greeting {
     pub boot_id: String,
     /// The kernel's release.
     pub kernel: String,
+}
+
+/// Pages of the guest's memory that its kernel has free: it writes one before it reads it again.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FreePages {
+    /// Runs of them: the number of the first, by its address in the guest, and how many. Rising, at least
+    /// [`super::FREE_RUN_PAGES_MIN`] pages each, at most [`super::FREE_RUNS_MAX`] of them.
+    pub runs: Vec<(u64, u64)>,
+    /// The number of a page that begins with `witness`.
+    pub witness_page: u64,
+    /// Random bytes.
+    pub witness: Bytes,
 }
 
 /// How the guest is.
