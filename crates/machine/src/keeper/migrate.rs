@@ -28,7 +28,7 @@ use super::admission::{check_runs, check_sendable};
 use super::brake::{Slowed, Turns, set_clock};
 use super::link::{Answered, Said, carried};
 use super::parts::{Disk, Memory, Processors, Record, recover};
-use super::rounds::Sender;
+use super::rounds::{Sender, Since};
 use super::shared_disk::DiskPageMap;
 use super::state::Keeper;
 use super::unresponsive::unix_ms;
@@ -326,9 +326,11 @@ impl Work {
         loop {
             self.check_wanted()?;
             let ended = self.cut()?;
+            let told = if last.is_none() { self.ask_free_pages() } else { None };
+            let since = last.map_or(Since::Nothing(told.as_ref()), Since::Epoch);
             let cut = Instant::now();
             let stood = slowed.as_ref().map(Slowed::stood);
-            let counts = self.send(sender, ended.epoch, last, None, &[])?;
+            let counts = self.send(sender, ended.epoch, since, None, &[])?;
             let sending = cut.elapsed();
             self.ask::<()>(Request::Release)?;
             if last.replace(ended.epoch).is_none() {
@@ -458,7 +460,7 @@ impl Work {
 
     /// Sends what is left of a machine that stands, and writes down that it was given away once it stands there.
     fn give(&self, sender: &mut Sender, last: u64, taken: &Taken) -> Result<Counts, String> {
-        let counts = self.send(sender, taken.memory.epoch.0, Some(last), None, &taken.devices)?;
+        let counts = self.send(sender, taken.memory.epoch.0, Since::Epoch(last), None, &taken.devices)?;
         let answer = sender.answer()?;
         let Answered::Loaded {} = answer else { return Err(answer.instead_of("loaded")) };
         self.tell(MigrationEvent::Loaded);

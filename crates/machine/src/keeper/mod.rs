@@ -13,6 +13,7 @@ mod conclude;
 mod disk_comparison;
 mod disk_epochs;
 mod former_disk;
+mod free_pages;
 mod frozen;
 mod guest;
 mod held;

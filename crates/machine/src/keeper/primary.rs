@@ -17,7 +17,7 @@ use super::link::{Answered, Said};
 use super::parts::{Memory, Processors, Record, recover};
 use super::protection::{Durability, ProtectionOrder, ProtectionState};
 use super::protection::{LOOK_INTERVAL, Protecting};
-use super::rounds::Sender;
+use super::rounds::{Sender, Since};
 use super::shared_disk::DiskPageMap;
 use super::unresponsive::unix_ms;
 use super::words;
@@ -124,7 +124,9 @@ impl Run {
         devices: &[u8],
     ) -> Result<Counts, String> {
         let home = self.work.keeper.home();
-        let counts = self.work.send(sender, cut.memory, since.map(|since| since.memory), Some(blocks), devices)?;
+        let told = if since.is_none() { self.work.ask_free_pages() } else { None };
+        let earlier = since.map_or(Since::Nothing(told.as_ref()), |since| Since::Epoch(since.memory));
+        let counts = self.work.send(sender, cut.memory, earlier, Some(blocks), devices)?;
         self.work.ask::<()>(Request::Release)?;
         if let Some(map) = &mut sender.page_map {
             map.set_epoch(cut.disk, cut.memory);

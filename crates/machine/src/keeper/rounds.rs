@@ -13,9 +13,11 @@ use onecopy_checkpoint::link::{Pace, Sending, Session};
 use onecopy_checkpoint::take::Cause;
 use onecopy_checkpoint::{LinkError, PAGE_BYTES};
 use onecopy_clone::network::protocol::words as other_hosts_words;
+use onecopy_guest_agent::protocol::FreePages as FreePagesTold;
 
 use super::disk_comparison::Peer;
 use super::disk_epochs::EpochBlocks;
+use super::free_pages::{self, FreePages};
 use super::link::{Answered, Said, SourceLink, TURN_TIMEOUT, Watch, directions, message, set_protected, understand};
 use super::sent_pages::{Keeping, SentPages};
 use super::shared_disk::DiskPageMap;
@@ -23,6 +25,24 @@ use super::words;
 use super::work::Work;
 use crate::machine::CHECKPOINT_TIMEOUT;
 use crate::memory_server::{EpochPages, Request};
+
+/// What the other side has already.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Since<'a> {
+    /// Nothing; and what the guest has free, as it has told behind the cut.
+    Nothing(Option<&'a FreePagesTold>),
+    /// What was sent of this epoch.
+    Epoch(u64),
+}
+
+impl Since<'_> {
+    fn epoch(self) -> Option<u64> {
+        match self {
+            Since::Nothing(_) => None,
+            Since::Epoch(epoch) => Some(epoch),
+        }
+    }
+}
 
 /// The source's end of a migration, with what it knows of the other one.
 pub(super) struct Sender {
@@ -122,33 +142,52 @@ fn lost(error: LinkError) -> String {
 }
 
 impl Work {
+    /// What its guest has free, which is asked behind the cut of the first epoch; none where it does not tell.
+    pub(super) fn ask_free_pages(&self) -> Option<FreePagesTold> {
+        let asked = self.handle.block_on(free_pages::ask(&self.keeper, &self.is_cancelled));
+        asked.inspect_err(|reason| tracing::info!(reason, "what is free of its memory travels, too")).ok()
+    }
+
     /// Sends what pages held at the end of an epoch, those that changed since another one or all, the disk's blocks,
     /// where they travel, and the devices of a machine that stands; the other host holds them when this returns.
     pub(super) fn send(
         &self,
         sender: &mut Sender,
         epoch: u64,
-        since: Option<u64>,
+        since: Since<'_>,
         disk: Option<&EpochBlocks>,
         devices: &[u8],
     ) -> Result<Counts, String> {
         let (near, far) = UnixStream::pair().map_err(words)?;
         let (process_id, descriptor) = (std::process::id(), far.as_raw_fd());
-        self.ask::<u64>(Request::Pages { epoch, since, process_id, descriptor })?;
+        let earlier = since.epoch();
+        self.ask::<u64>(Request::Pages { epoch, since: earlier, process_id, descriptor })?;
         // Read to its end where the server has died.
         drop(far);
         let pages = EpochPages::open(near, sender.sizes.memory_bytes / PAGE_BYTES as u64, CHECKPOINT_TIMEOUT);
         let pages = pages.map_err(words)?;
         let keeping = Keeping { source: &pages, sent: &sender.sent_pages };
-        let source: &dyn Source = match since {
-            Some(_) => &keeping,
-            // Most of what is sent first does not change again.
-            None => {
+        let used;
+        let memory = match since {
+            Since::Epoch(_) => Changed { numbers: pages.numbers(), source: &keeping },
+            Since::Nothing(told) => {
+                // Most of what is sent first does not change again.
                 sender.sent_pages.forget();
-                &pages
+                let told = told
+                    .map(|told| FreePages::of(told, sender.sizes.memory_bytes, |page, into| pages.read(page, into)));
+                let free = match told {
+                    Some(Ok(free)) => free,
+                    Some(Err(reason)) => {
+                        tracing::warn!(reason, "what is free of its memory travels, too");
+                        FreePages::default()
+                    }
+                    None => FreePages::default(),
+                };
+                tracing::info!(pages = free.count(), "what its guest has free does not travel");
+                used = free.without(pages.numbers());
+                Changed { numbers: &used, source: &pages }
             }
         };
-        let memory = Changed { numbers: pages.numbers(), source };
         let versions: Vec<Version> = sender.page_map.as_ref().and_then(DiskPageMap::version).into_iter().collect();
         let disk = disk.map(|blocks| Changed { numbers: blocks.numbers(), source: blocks });
         let epoch = Epoch { number: epoch, versions: &versions, memory, disk, devices };
