@@ -10,6 +10,7 @@ mod fork;
 mod guests;
 mod head;
 mod interruption;
+mod load;
 mod machine;
 mod memory;
 mod migration;

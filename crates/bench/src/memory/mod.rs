@@ -9,7 +9,6 @@
 
 mod analysis;
 mod group;
-mod load;
 mod mariadb;
 mod report;
 mod shrink;
@@ -21,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 
+use crate::load::Work;
 use report::Report;
 use site::Site;
 use squeeze::Method;
@@ -155,7 +155,7 @@ async fn analyse(options: &MemoryOptions, report: &mut Report) -> anyhow::Result
 async fn give(options: &MemoryOptions, report: &mut Report) -> anyhow::Result<()> {
     let site = filled(shrink::SCALE, report).await?;
     for round in 1..=options.rounds() + if options.quick { 0 } else { 2 } {
-        let huge = (load::Work::Idle, true);
+        let huge = (Work::Idle, true);
         for (work, huge_pages) in shrink::WORKS.map(|work| (work, false)).into_iter().chain([huge]) {
             let shrink = shrink::measure(&site, work, huge_pages, round).await;
             if let Some(shrink) = report.head.keep(&format!("round {round} {}", work.name()), shrink) {

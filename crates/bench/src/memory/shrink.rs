@@ -6,8 +6,8 @@ use onecopy_memory::published::Published;
 use serde::Serialize;
 
 use super::MIB;
-use super::load::{self, Load, Work};
 use super::site::{HugePages, Site, Start};
+use crate::load::{self, Work};
 
 /// The pool, and what is left of it.
 pub const POOL_BYTES: u64 = 2048 * MIB;
@@ -111,7 +111,7 @@ pub async fn measure(site: &Site, work: Work, huge_pages: bool, round: u32) -> a
     site.start(Start { huge_pages, ..Start::with_extension(POOL_BYTES) }).await?;
     site.warm(&["pgbench_accounts_pkey", "pgbench_accounts"]).await?;
     let client = site.client().await?;
-    let clients = Load::start(&site.server, work, site.directory()).await?;
+    let clients = site.load(work).await?;
     load::pause(BEFORE_SECONDS).await;
     let ran_before = Processor::of_worker(&client).await?;
     let began = load::now();

@@ -1,7 +1,7 @@
 //! A server on a disk of its own, with a swap file on that disk and a control group that bounds its memory.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, bail};
@@ -13,6 +13,7 @@ use onecopy_postgres::{
 use super::MIB;
 use crate::cluster::{DATABASE, PASSWORD, free_port};
 use crate::disk::{Mount, run};
+use crate::load::{Load, Work};
 
 /// What servers load, and what SQL calls it.
 pub const EXTENSION: &str = "onecopy";
@@ -107,6 +108,12 @@ impl Site {
         Ok(self.server.connection().with_database(DATABASE).connect_as_client().await?)
     }
 
+    /// Starts clients of the superuser.
+    pub async fn load(&self, work: Work) -> anyhow::Result<Load> {
+        let pgbench = self.server.options().binaries.program("pgbench");
+        Load::start(&pgbench, &self.server.connection().with_database(DATABASE), work, self.directory.path())
+    }
+
     /// Reads relations into the pool as far as they fit.
     pub async fn warm(&self, relations: &[&str]) -> anyhow::Result<()> {
         let client = self.client().await?;
@@ -114,11 +121,6 @@ impl Site {
             client.query_one("SELECT pg_prewarm($1::text::regclass)", &[relation]).await?;
         }
         Ok(())
-    }
-
-    /// A directory for files of an experiment, not on the slow disk.
-    pub fn directory(&self) -> &Path {
-        self.directory.path()
     }
 
     /// The disk.

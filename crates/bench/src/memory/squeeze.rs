@@ -13,10 +13,10 @@ use serde::Serialize;
 
 use super::MIB;
 use super::group::Group;
-use super::load::{self, Load, Work};
 use super::shrink::resize;
 use super::site::{self, Site, Start, Swap};
 use crate::disk::{SlowDisk, drop_caches};
+use crate::load::{self, Work};
 
 /// The paper's 10, 5 and 10 GB for the virtual machine, 8, 4 and 8 GB for the pool.
 const LIMITS_BYTES: [u64; 3] = [1280 * MIB, 640 * MIB, 1280 * MIB];
@@ -153,7 +153,7 @@ async fn begin(site: &Site, method: Method, part: usize) -> anyhow::Result<Group
 async fn measure_part(site: &Site, group: &Group, run: &mut Squeeze, part: usize, seconds: f64) -> anyhow::Result<()> {
     // While a server thrashes, a new session may take longer than the server lets it.
     let observer = site.client().await?;
-    let clients = Load::start(&site.server, Work::Reads(ACCOUNTS), site.directory()).await?;
+    let clients = site.load(Work::Reads(ACCOUNTS)).await?;
     let began = load::now();
     let holder = if part == 0 { None } else { give_way(site, group, run.method, part).await? };
     let half = began + seconds / 2.0;

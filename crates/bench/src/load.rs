@@ -5,15 +5,16 @@ use std::process::Stdio;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
-use onecopy_postgres::Server;
+use onecopy_postgres::ConnectionParameters;
 use serde::Serialize;
 use tokio::process::{Child, Command};
-
-use crate::cluster::{DATABASE, PASSWORD};
 
 /// Connections at once.
 const CLIENTS: u32 = 4;
 const THREADS: u32 = 2;
+
+/// Each client goes on after a serialization failure.
+const TRIES: &str = "--max-tries=1000";
 
 /// One row by its key, out of the first `last`.
 const READ: &str = "\\set aid random(1, :last)\nSELECT abalance FROM pgbench_accounts WHERE aid = :aid;\n";
@@ -58,21 +59,28 @@ pub struct Load {
 
 impl Load {
     /// Starts clients; they go on until they are stopped.
-    pub async fn start(server: &Server, work: Work, directory: &Path) -> anyhow::Result<Load> {
+    ///
+    /// # Errors
+    /// pgbench cannot be run.
+    pub fn start(
+        pgbench: &Path,
+        connection: &ConnectionParameters,
+        work: Work,
+        directory: &Path,
+    ) -> anyhow::Result<Load> {
         let files = tempfile::Builder::new().prefix("load-").tempdir_in(directory)?;
-        let options = server.options();
         let script = files.path().join("read.sql");
         std::fs::write(&script, READ)?;
-        let mut command = Command::new(options.binaries.program("pgbench"));
-        command.args(["-n", "-M", "prepared", "-h", "127.0.0.1", "-U", &options.superuser, "-T", "86400"]);
-        command.args(["-p", &options.port.to_string(), "-c", &CLIENTS.to_string(), "-j", &THREADS.to_string()]);
+        let mut command = Command::new(pgbench);
+        command.args(["-n", "-M", "prepared", "-T", "86400", "-c", &CLIENTS.to_string(), "-j", &THREADS.to_string()]);
         command.arg("--log").arg("--log-prefix").arg(files.path().join("log"));
         match work {
             Work::Idle => return Ok(Load { child: None, files }),
             Work::Reads(last) => command.arg("-D").arg(format!("last={last}")).arg("-f").arg(&script),
-            Work::Updates => command.args(["-b", "tpcb-like"]),
+            Work::Updates => command.args(["-b", "tpcb-like", TRIES]),
         };
-        command.arg(DATABASE).env_clear().env("LC_ALL", "C").env("PGPASSWORD", PASSWORD);
+        command.arg(connection.to_dsn_without_password()).env_clear().env("LC_ALL", "C");
+        command.env("PGPASSWORD", connection.password.as_deref().unwrap_or_default());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
         let child = command.spawn().context("cannot run pgbench")?;
         Ok(Load { child: Some(child), files })
