@@ -26,6 +26,9 @@ use crate::provisioning::{Provisioner, slot_name};
 use crate::state::ServerState;
 use crate::{HostError, Progress};
 
+/// How long is waited until the leader's server has written what it has changed.
+const SERVER_CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// How long a guest may take to be told its name.
 const NAME_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -111,7 +114,15 @@ impl Provisioner {
         for follower in followers {
             self.remove_machine(follower).await?;
         }
-        // First of all: from then on the leader keeps the log that the forks need.
+        if parent.name == leader.name {
+            // A fork of it recovers as after a crash, from the last one on: the sooner the better.
+            progress.step(format!("{} writes what it has changed", leader.name));
+            let made = tokio::time::timeout(SERVER_CHECKPOINT_TIMEOUT, self.make_server_checkpoint(leader)).await;
+            if !matches!(made, Ok(Ok(()))) {
+                tracing::warn!(?made, "the forks of the leader recover from an older checkpoint of its server");
+            }
+        }
+        // Before the machine's checkpoint: from then on the leader keeps the log that the forks need.
         self.make_slots(leader, followers).await?;
         if parent.name != leader.name {
             self.check_has_slots(leader, parent, followers).await?;
@@ -145,6 +156,12 @@ impl Provisioner {
         forked.sort_by_key(|(follower, _)| followers.iter().position(|other| other.name == follower.name));
         drop(kept);
         Ok(forked)
+    }
+
+    async fn make_server_checkpoint(&self, leader: &ServerState) -> Result<(), HostError> {
+        let client = self.administration(leader).connect().await.map_err(HostError::server(&leader.name))?;
+        let made = client.batch_execute("CHECKPOINT").await;
+        made.map_err(HostError::sql(&leader.name, "write what it has changed"))
     }
 
     async fn make_slots(&self, leader: &ServerState, followers: &[ServerState]) -> Result<(), HostError> {
