@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use onecopy_machine::CheckpointTaken;
 use serde::Serialize;
-use tokio::time::MissedTickBehavior;
+use tokio::sync::oneshot::error::TryRecvError;
+use tokio::time::{Interval, MissedTickBehavior};
 
 use super::MEMORY_MIB;
 use crate::guests::Guests;
@@ -111,8 +112,7 @@ impl Site {
 
     /// Takes checkpoints at a period; what they were.
     async fn take_for(&self, period_ms: u32, length: Duration) -> anyhow::Result<Vec<CheckpointTaken>> {
-        let mut rest = tokio::time::interval(Duration::from_millis(period_ms.into()));
-        rest.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut rest = interval(period_ms);
         let (begun, mut taken) = (Instant::now(), Vec::new());
         while begun.elapsed() < length {
             rest.tick().await;
@@ -120,6 +120,13 @@ impl Site {
         }
         Ok(taken)
     }
+}
+
+/// A period that begins anew with a take that comes late.
+fn interval(period_ms: u32) -> Interval {
+    let mut rest = tokio::time::interval(Duration::from_millis(period_ms.into()));
+    rest.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    rest
 }
 
 /// Measures checkpoints while the guest writes to its memory.
@@ -188,25 +195,24 @@ pub async fn server(site: &Site, round: u32, period_ms: Option<u32>, seconds: u3
     let counts = match period_ms {
         None => work.await?,
         Some(period) => {
-            tokio::pin!(work);
+            // One that is under way when the work is done ends first.
+            let (over, mut is_over) = tokio::sync::oneshot::channel::<()>();
+            let working = async {
+                let counts = work.await;
+                drop(over);
+                counts
+            };
             let taking = async {
-                loop {
-                    site.take_for(period, Duration::from_secs(1)).await?;
+                let mut rest = interval(period);
+                while is_over.try_recv() == Err(TryRecvError::Empty) {
+                    rest.tick().await;
+                    site.take().await?;
                 }
-                #[allow(unreachable_code)]
                 anyhow::Ok(())
             };
-            tokio::pin!(taking);
-            let counts = tokio::select! {
-                counts = &mut work => counts?,
-                ended = &mut taking => {
-                    ended?;
-                    anyhow::bail!("taking ended");
-                }
-            };
-            // One that is under way ends first.
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            counts
+            let (counts, taken) = tokio::join!(working, taking);
+            taken?;
+            counts?
         }
     };
     site.tidy().await?;
