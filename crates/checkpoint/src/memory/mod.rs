@@ -333,6 +333,15 @@ impl GuestMemory {
         self.store.release_all()
     }
 
+    /// Somebody has written the shadow: what it holds by now is what the memory holds, where that was not written to.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub fn reread_shadow(&self) -> Result<(), CheckpointError> {
+        self.store.look_into_shadow()?;
+        fuse::forget_read(&self.device)
+    }
+
     /// The guest's memory, bytes.
     pub fn size_bytes(&self) -> u64 {
         self.store.size_bytes

@@ -85,10 +85,16 @@ impl Store {
         let shadow = shadow(size_bytes)?;
         state.set_shadow(shadow.identity()?);
         let store = Store::new(state, shadow)?;
-        for page in store.shadow.data()?.into_iter().flatten() {
-            store.pages().state.set_bit(Bits::Held, page, true);
-        }
+        store.look_into_shadow()?;
         Ok(store)
+    }
+
+    /// What the shadow holds the memory holds, where nothing was written since.
+    pub(super) fn look_into_shadow(&self) -> Result<(), CheckpointError> {
+        for page in self.shadow.data()?.into_iter().flatten() {
+            self.pages().state.set_bit(Bits::Held, page, true);
+        }
+        Ok(())
     }
 
     /// What a state says, over its shadow.

@@ -1,5 +1,6 @@
 //! Random work on a mapped memory against plain vectors.
 
+use onecopy_checkpoint::PAGE_BYTES;
 use onecopy_testing::seed;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -91,4 +92,28 @@ fn t4_a_memory_that_drops_keeps_from_when_it_shall_while_it_is_written() {
     memory.mapper.expect("evict", "done");
     memory.mapper.expect("verify", "done");
     memory.server().expect("statistics lost", "0");
+}
+
+/// What somebody has written into the shadow is what the memory shows once its server has looked again, also where the
+/// kernel had read zeros before, and is in the next epoch. What was written through the memory stays.
+///
+/// Spec: D6
+#[test]
+fn t57_what_was_written_into_the_shadow_is_seen_once_its_server_has_looked_again() {
+    let name = "t57_what_was_written_into_the_shadow_is_seen_once_its_server_has_looked_again";
+    let Some(mut memory) = Memory::new(name, false) else { return };
+    memory.mapper.expect("verify", "done");
+    memory.mapper.expect("write 0 4 7", "done");
+    let place = memory.place();
+    let shadow = std::fs::OpenOptions::new().write(true).open(place.with_file_name("shadow")).unwrap();
+    let content = 9u64.to_ne_bytes().repeat(60 * PAGE_BYTES / 8);
+    std::os::unix::fs::FileExt::write_all_at(&shadow, &content, 4 * PAGE_BYTES as u64).unwrap();
+    memory.server().expect("reread", "done");
+    memory.mapper.expect("shows 4 60 9", "done");
+    memory.mapper.expect("verify", "done");
+    let epoch = memory.take();
+    let mut expected = vec![0; PAGES];
+    expected[..4].fill(7);
+    expected[4..64].fill(9);
+    assert_eq!(memory.stamps(&epoch), expected);
 }

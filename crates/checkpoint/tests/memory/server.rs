@@ -57,6 +57,7 @@ fn asked(memory: &GuestMemory, descriptors: &Descriptors, words: &[&str]) -> Res
         "descriptor" => descriptors.state.as_raw_fd().to_string(),
         "cut" => memory.cut()?.epoch.0.to_string(),
         "release" => memory.release(epoch()).map(|()| "done".to_owned())?,
+        "reread" => memory.reread_shadow().map(|()| "done".to_owned())?,
         "keep" => {
             let kept = memory.keep()?;
             format!("missing {}", kept.missing)

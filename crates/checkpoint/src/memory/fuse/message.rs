@@ -30,7 +30,10 @@ const NEEDED: u64 = WRITEBACK_CACHE | MAX_PAGES | INIT_EXT | HAS_RESEND;
 const BACKGROUND_MAX: u16 = 64;
 
 const FOPEN_KEEP_CACHE: u32 = 1 << 1;
+const NOTIFY_INVALIDATE_INODE: i32 = 2;
 const NOTIFY_RESEND: i32 = 7;
+/// The file, which is the mount's root.
+const ROOT: u64 = 1;
 const FATTR_SIZE: u32 = 1 << 3;
 
 /// One request.
@@ -199,6 +202,16 @@ impl Answer {
     /// Asks the kernel to send all requests again that were read and not answered.
     pub(crate) fn resend(&mut self) {
         self.begin(0, NOTIFY_RESEND);
+        self.end();
+    }
+
+    /// Has the kernel forget what it has of the file's content, that is not written to.
+    pub(crate) fn invalidate(&mut self) {
+        self.begin(0, NOTIFY_INVALIDATE_INODE);
+        self.u64(ROOT);
+        // From its beginning, all of it.
+        self.u64(0);
+        self.u64(0);
         self.end();
     }
 

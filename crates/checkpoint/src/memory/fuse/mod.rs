@@ -126,6 +126,14 @@ pub(super) fn ask_again(mut device: &File) -> Result<(), CheckpointError> {
     device.write_all(answer.bytes()).map_err(CheckpointError::io("ask for requests again at", Path::new("/dev/fuse")))
 }
 
+/// Has the kernel read anew what it has read before. It may wait for pages that are being read: not for the thread that
+/// answers.
+pub(super) fn forget_read(mut device: &File) -> Result<(), CheckpointError> {
+    let mut answer = Answer::default();
+    answer.invalidate();
+    device.write_all(answer.bytes()).map_err(CheckpointError::io("have the kernel forget", Path::new("/dev/fuse")))
+}
+
 /// Answers the kernel until the mount is gone, or nobody wants it to.
 pub(super) fn serve(device: &File, store: &Store, looks: Looks) -> Result<(), CheckpointError> {
     let mut server = Server { store, looks, answer: Answer::with_room(), page: [0; PAGE_BYTES] };
