@@ -1,7 +1,8 @@
 //! The destination's side of a migration: a machine that comes while it runs elsewhere, and begins where it stood.
 //!
 //! ```text
-//!  first round ──> memory.shadow ──> memory, disk over what comes, QEMU waits ──> further rounds into the memory
+//!  hello ──┬──> first round ──> memory.shadow ─────────────────┬──> further rounds into the memory
+//!          └──> memory, disk over what comes, QEMU that waits ──┘
 //!  ──> last round, devices: it stands (arriving) ──> go, or the source's host says that it was given away ──> it runs
 //! ```
 //!
@@ -10,28 +11,27 @@
 //! asked again and again, by whichever keeper there is.
 
 use std::fs::{File, OpenOptions};
-use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onecopy_checkpoint::delta::{Blocks, Decoder, Destination, HeldEpoch, NoBlocks, Sizes};
-use onecopy_checkpoint::link::{Received, Receiving};
+use onecopy_checkpoint::delta::{Decoder, HeldEpoch, Sizes};
+use onecopy_checkpoint::link::Receiving;
 use onecopy_checkpoint::memory::GuestMemory;
 use onecopy_checkpoint::restore::Prefix;
 use onecopy_hypervisor::Machine;
 use onecopy_postgres::ServiceUser;
 use tokio::sync::watch;
 
-use super::arriving::{Arriving, load, note_prefix, refuse};
+use super::arriving::{Arriving, Coming, CopyLink, load, note_prefix, refuse};
 use super::arriving_disk::{make_disk, serve_source};
 use super::backup::{self, Copy};
 use super::former_disk::FormerDisk;
+use super::incoming_memory::{IncomingMemory, epoch, memory_of, said, wish_to_wait};
 use super::launch::Launch;
-use super::link::{Answered, DestinationLink, Said, TURN_TIMEOUT, Watch, directions, message, understand};
+use super::link::{Answered, DestinationLink, Said, TURN_TIMEOUT, Watch, directions, message};
 use super::memory;
-use super::memory_file::MemoryFile;
 use super::restore::{self, Restored};
 use super::server::Server;
 use super::shared_disk::SharedSnapshot;
@@ -54,7 +54,8 @@ pub(super) fn expected(home: &MachineHome) -> Result<Option<Arrival>, MachineErr
     Ok(Arrival::of(home)?.filter(|arrival| arrival.state != ArrivalState::Here))
 }
 
-/// Takes what comes until all of the memory was sent once; makes memory and disk.
+/// Hears who comes, makes memory and disk, and begins to take what comes; of a machine that is only protected here all
+/// of it is sent once then.
 pub(super) async fn begin(
     home: &MachineHome,
     user: &ServiceUser,
@@ -81,9 +82,13 @@ pub(super) async fn begin(
         failed(home, reason)
     })?;
     let failures = link.failure_sender();
-    let begun = receive(home, user, keeper, &record, (link, Arc::clone(&stream))).await;
+    let mut incoming = None;
+    let begun = receive(home, user, keeper, &record, (link, Arc::clone(&stream)), &mut incoming).await;
     if let Err(error) = &begun {
         refuse(failures, stream, error).await;
+        if let Some(incoming) = incoming {
+            incoming.end().await;
+        }
         discard(home, &record);
     }
     begun
@@ -102,16 +107,25 @@ async fn receive(
     keeper: &Arc<Keeper>,
     record: &Arrival,
     (link, stream): (DestinationLink, Arc<UnixStream>),
+    incoming: &mut Option<IncomingMemory>,
 ) -> Result<(Server, Arriving), MachineError> {
     let (own, account, expected) = (home.clone(), user.clone(), record.clone());
-    let first = tokio::task::spawn_blocking(move || first_rounds(&own, &account, link, &expected)).await;
+    let failures = link.failure_sender();
+    let first = tokio::task::spawn_blocking(move || hear_first(&own, &account, link, &expected)).await;
     let first = first.map_err(|error| MachineError::Task(format!("receiving a machine ended: {error}")))?;
-    let First { link, decoder, prefix, shared, disk, mut copy } = first.map_err(|reason| failed(home, reason))?;
+    let First { link, prefix, shared, disk, to } = first.map_err(|reason| failed(home, reason))?;
     let mut record = record.clone();
     let is_unread = shared.is_none() && record.shared_disk.take().is_some();
     if std::mem::take(&mut record.compares_disk) || is_unread {
         record.write(home)?;
     }
+    let copy = match to {
+        FirstTo::Memory(shadow) => {
+            *incoming = Some(IncomingMemory::begin((link, Arc::clone(&stream)), shadow, shared));
+            None
+        }
+        FirstTo::Copy(copy, decoder) => Some((copy, *decoder, link)),
+    };
     let (own, account, protects) = (home.clone(), user.clone(), record.protects);
     let prepared = tokio::task::spawn_blocking(move || {
         let configuration = own.configuration()?;
@@ -130,40 +144,46 @@ async fn receive(
     let server = Server::start(home, Launch::Memory(descriptors)).await;
     let server = server.map_err(|reason| MachineError::Ended { machine: home.name().to_string(), reason })?;
     let server = server.once_closed(&keeper.memory_open);
-    let mut memory_open = Some(Arc::clone(&keeper.memory_open).read_owned().await);
+    let memory_open = Arc::clone(&keeper.memory_open).read_owned().await;
     let restored = Restored::waiting(home, disk)?;
     let has_snapshot = watch::channel(false).0;
-    if let Some(first) = copy.take() {
-        let over = memory_of(home).and_then(|memory| first.over(home, memory, memory_open.take()));
-        copy = Some(over.map_err(|error| failed(home, error))?);
-    } else {
+    if !protects {
         serve_source(home, user, &record, has_snapshot.subscribe())?;
     }
+    let coming = match (copy, incoming.take()) {
+        (Some((first, decoder, link)), _) => {
+            let over = memory_of(home).and_then(|memory| first.over(home, memory, Some(memory_open)));
+            let copy = over.map_err(|error| failed(home, error))?;
+            Coming::Copy(Box::new(CopyLink { link, decoder, copy }))
+        }
+        (None, Some(memory)) => Coming::Memory(memory, memory_open),
+        (None, None) => return Err(failed(home, "nobody takes what comes")),
+    };
     let keeper = Arc::clone(keeper);
-    Ok((
-        server,
-        Arriving { link, stream, decoder, prefix, shared, record, keeper, has_snapshot, copy, memory_open, restored },
-    ))
+    Ok((server, Arriving { coming, stream, failures, prefix, record, keeper, has_snapshot, restored }))
 }
 
-/// What has come when all of the memory was sent once.
+/// What has come before there is a memory.
 struct First {
     link: DestinationLink,
-    decoder: Decoder,
     prefix: Vec<u8>,
+    /// What references to the disk are read from.
     shared: Option<SharedSnapshot>,
     /// The number of the disk that it is to have.
     disk: u64,
-    copy: Option<Copy>,
+    to: FirstTo,
 }
 
-/// The memory that a QEMU which waits has.
-fn memory_of(home: &MachineHome) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).open(home.memory())
+/// Where what comes first is written.
+enum FirstTo {
+    /// The shadow of its memory.
+    Memory(File),
+    /// The copy of a machine that is only protected here, all of which was sent once.
+    Copy(Copy, Box<Decoder>),
 }
 
-/// Hears what comes, and whether it could run here, and writes its memory into the file that will be it.
-fn first_rounds(
+/// Hears what comes, and whether it could run here; of a machine that is only protected here also what it has.
+fn hear_first(
     home: &MachineHome,
     user: &ServiceUser,
     mut link: DestinationLink,
@@ -186,18 +206,17 @@ fn first_rounds(
         hardware.check(&here)?;
         memory::clear(home).and_then(|()| restore::forget(home)).map_err(words)?;
         // Those that are there are of the machine of before, and others may lie over them.
-        let number = home.next_disk();
         let shadow = home.memory_shadow();
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&shadow);
         let file = file.and_then(|file| file.set_len(memory_bytes).map(|()| file));
-        let file = file.map_err(|error| format!("{}: {error}", shadow.display()))?;
-        if record.protects {
-            let disk = backup::create_disk(home, user, number, disk_bytes).map_err(words)?;
-            return Ok((number, FirstTo::Copy(Copy::new(home, file, disk, true).map_err(words)?)));
+        let (number, file) = (home.next_disk(), file.map_err(|error| format!("{}: {error}", shadow.display()))?);
+        if !record.protects {
+            return Ok((number, FirstTo::Memory(file)));
         }
-        Ok((number, FirstTo::Memory(MemoryFile { file, is_new: true })))
+        let disk = backup::create_disk(home, user, number, disk_bytes).map_err(words)?;
+        Ok((number, FirstTo::Copy(Copy::new(home, file, disk, true).map_err(words)?, Box::new(Decoder::new(sizes)))))
     })();
-    let (disk, to) = checked?;
+    let (disk, mut to) = checked?;
     let shared = record.shared_disk.as_ref().and_then(|disk| {
         let opened = SharedSnapshot::open(home, user, disk);
         opened.inspect_err(|error| tracing::info!(%error, "the machine's disk is not read here, and travels")).ok()
@@ -205,26 +224,14 @@ fn first_rounds(
     let (reads_disk, fences) = (shared.is_some(), record.fence.is_some());
     let accepted = Answered::Accepted { reads_disk, tells_disk: record.compares_disk, fences };
     link.say(&message(&accepted)).map_err(words)?;
-    if let FirstTo::Copy(copy) = &to
-        && record.compares_disk
-    {
-        tell_disk(home, user, &mut link, (disk, copy))?;
+    if let FirstTo::Copy(copy, decoder) = &mut to {
+        if record.compares_disk {
+            tell_disk(home, user, &mut link, (disk, copy))?;
+        }
+        epoch(&mut link, decoder, copy, copy)?;
+        wish_to_wait(&mut link)?;
     }
-    let mut decoder = Decoder::new(sizes);
-    let blocks: &dyn Blocks = match (&to, &shared) {
-        (FirstTo::Copy(copy), _) => copy,
-        (FirstTo::Memory(_), Some(snapshot)) => &snapshot.blocks,
-        (FirstTo::Memory(_), None) => &NoBlocks,
-    };
-    epoch(&mut link, &mut decoder, to.destination(), blocks)?;
-    match said(&mut link)? {
-        Said::Wait {} => Ok(First { link, decoder, prefix, shared, disk, copy: to.into_copy() }),
-        other => Err(format!("{other:?} came instead of the wish to wait")),
-    }
-}
-
-pub(super) fn said(link: &mut DestinationLink) -> Result<Said, String> {
-    link.hear().and_then(|said| understand(&said)).map_err(words)
+    Ok(First { link, prefix, shared, disk, to })
 }
 
 /// Begins the copy of the disk with what is known of it here, and says what that is. The disk that it had here before
@@ -247,21 +254,6 @@ fn tell_disk(
     told.end(link).map_err(words)
 }
 
-/// Writes an epoch into the memory as it comes.
-fn epoch(
-    link: &mut DestinationLink,
-    decoder: &mut Decoder,
-    to: &dyn Destination,
-    blocks: &dyn Blocks,
-) -> Result<(), String> {
-    match link.receive(decoder, to, blocks).map_err(words)? {
-        Received::Epoch(held) => link.acknowledge(held).map_err(words),
-        Received::Message(_) => {
-            Err("a message came where an epoch was due; run the same version of onecopy on both hosts".to_owned())
-        }
-    }
-}
-
 impl Arriving {
     /// Takes what is left, gives it to a QEMU that waits, and lets it go when the source has given it away.
     pub(super) async fn finish(
@@ -270,7 +262,7 @@ impl Arriving {
         user: &ServiceUser,
         machine: &Machine,
     ) -> Result<(), MachineError> {
-        if self.copy.is_some() {
+        if matches!(self.coming, Coming::Copy(_)) {
             return self.stand_by(home, user, machine).await;
         }
         self.arrive(home, user, machine, Instant::now()).await
@@ -287,11 +279,18 @@ impl Arriving {
         let record = self.record.clone();
         let (prefix, keeper) = (self.prefix.clone(), Arc::clone(&self.keeper));
         // Before the source has heard that it stands here it goes on there, whatever happens.
-        let (failures, stream) = (self.link.failure_sender(), Arc::clone(&self.stream));
-        let mut link = match self.load(home, machine).await {
-            Ok(link) => link,
+        let Arriving { coming, stream, failures, has_snapshot, restored, .. } = self;
+        let (loaded, left) = load_last(home, machine, coming, (&prefix, restored)).await;
+        let mut link = match loaded {
+            Ok(link) => {
+                let _ = has_snapshot.send(true);
+                link
+            }
             Err(error) => {
                 refuse(failures, stream, &error).await;
+                if let Some(left) = left {
+                    left.end().await;
+                }
                 discard(home, &record);
                 return Err(error);
             }
@@ -337,54 +336,35 @@ impl Arriving {
         note_prefix(home, machine, &prefix);
         Ok(())
     }
-
-    /// Takes what is left, and gives it to a QEMU that waits: the machine stands then.
-    async fn load(self, home: &MachineHome, machine: &Machine) -> Result<DestinationLink, MachineError> {
-        let Arriving { mut link, mut decoder, prefix, shared, has_snapshot, copy, memory_open, restored, .. } = self;
-        let own = home.clone();
-        let received = tokio::task::spawn_blocking(move || {
-            if let Some(copy) = copy {
-                return copy.synchronize().map(|()| (link, decoder, Some(copy))).map_err(words);
-            }
-            // Dropped after the memory is closed.
-            let _open = memory_open;
-            let memory = MemoryFile { file: memory_of(&own).map_err(words)?, is_new: false };
-            link.say(&message(&Answered::Waiting {})).map_err(words)?;
-            // The last one has the state of its devices.
-            let blocks: &dyn Blocks = shared.as_ref().map_or(&NoBlocks, |snapshot| &snapshot.blocks);
-            while decoder.devices().is_empty() {
-                epoch(&mut link, &mut decoder, &memory, blocks)?;
-            }
-            Ok::<_, String>((link, decoder, None))
-        });
-        let received = received.await.map_err(|error| MachineError::Task(format!("receiving ended: {error}")))?;
-        let (link, decoder, copy) = received.map_err(|reason| failed(home, reason))?;
-        let loaded = load(home, machine, restored, (&prefix, decoder.devices())).await;
-        stand_by::close(copy);
-        loaded?;
-        let _ = has_snapshot.send(true);
-        Ok(link)
-    }
 }
 
-/// Where what comes first is written.
-enum FirstTo {
-    Memory(MemoryFile),
-    Copy(Copy),
-}
-
-impl FirstTo {
-    fn destination(&self) -> &dyn Destination {
-        match self {
-            FirstTo::Memory(memory) => memory,
-            FirstTo::Copy(copy) => copy,
+/// Takes what is left, and gives it to a QEMU that waits: the machine stands then. With what is to be ended where that
+/// fails.
+async fn load_last(
+    home: &MachineHome,
+    machine: &Machine,
+    coming: Coming,
+    (prefix, restored): (&[u8], Restored),
+) -> (Result<DestinationLink, MachineError>, Option<IncomingMemory>) {
+    match coming {
+        Coming::Memory(mut memory, open) => {
+            let loaded = async {
+                let (link, decoder) = memory.rest(home, machine, open).await.map_err(|reason| failed(home, reason))?;
+                load(home, machine, restored, (prefix, decoder.devices())).await.map(|()| link)
+            };
+            (loaded.await, Some(memory))
         }
-    }
-
-    fn into_copy(self) -> Option<Copy> {
-        match self {
-            FirstTo::Memory(_) => None,
-            FirstTo::Copy(copy) => Some(copy),
+        Coming::Copy(coming) => {
+            let CopyLink { link, decoder, copy } = *coming;
+            let synchronized = tokio::task::spawn_blocking(move || copy.synchronize().map(|()| copy).map_err(words));
+            let loaded = async {
+                let copy = synchronized.await.unwrap_or_else(|error| Err(format!("receiving ended: {error}")));
+                let copy = copy.map_err(|reason| failed(home, reason))?;
+                let loaded = load(home, machine, restored, (prefix, decoder.devices())).await;
+                stand_by::close(Some(copy));
+                loaded.map(|()| link)
+            };
+            (loaded.await, None)
         }
     }
 }

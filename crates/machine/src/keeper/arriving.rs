@@ -10,9 +10,9 @@ use onecopy_hypervisor::Machine;
 use tokio::sync::{OwnedRwLockReadGuard, watch};
 
 use super::backup::Copy;
+use super::incoming_memory::IncomingMemory;
 use super::link::{self, DestinationLink};
 use super::restore::Restored;
-use super::shared_disk::SharedSnapshot;
 use super::state::Keeper;
 use super::verdict::failed;
 use super::{checkpoint, network};
@@ -20,25 +20,35 @@ use crate::hardware::Hardware;
 use crate::migration::Arrival;
 use crate::{MachineError, MachineHome};
 
-/// A machine that is on its way, all of whose memory was sent once.
+/// A machine that is on its way.
 pub(super) struct Arriving {
-    pub(super) link: DestinationLink,
+    pub(super) coming: Coming,
     /// What ends the connection.
     pub(super) stream: Arc<UnixStream>,
-    pub(super) decoder: Decoder,
+    /// Who tells the source why this side gives up.
+    pub(super) failures: FailureSender<UnixStream>,
     pub(super) prefix: Vec<u8>,
-    /// What references to the disk are read from.
-    pub(super) shared: Option<SharedSnapshot>,
     pub(super) record: Arrival,
     pub(super) keeper: Arc<Keeper>,
     /// Whether the source's snapshot is there.
     pub(super) has_snapshot: watch::Sender<bool>,
-    /// Of a machine that is only protected here: what is written into.
-    pub(super) copy: Option<Copy>,
-    /// Of one that comes, from before its memory is opened until that is closed.
-    pub(super) memory_open: Option<OwnedRwLockReadGuard<()>>,
     /// What QEMU waits for.
     pub(super) restored: Restored,
+}
+
+/// What takes what comes.
+pub(super) enum Coming {
+    /// The memory of a machine that moves, and what is held as long as it is open.
+    Memory(IncomingMemory, OwnedRwLockReadGuard<()>),
+    /// The copy of one that is only protected here, all of which was sent once.
+    Copy(Box<CopyLink>),
+}
+
+/// A copy, and where its epochs come from.
+pub(super) struct CopyLink {
+    pub(super) link: DestinationLink,
+    pub(super) decoder: Decoder,
+    pub(super) copy: Copy,
 }
 
 /// Says why it does not come: what the source hears is why it stays there. First of all, for nobody says any more that

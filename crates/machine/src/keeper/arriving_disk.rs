@@ -87,7 +87,12 @@ pub(super) fn serve_source(
             let (source, mut has_snapshot) = (Arc::clone(&source), has_snapshot.clone());
             tokio::spawn(async move {
                 let _place = place;
-                if has_snapshot.wait_for(|there| *there).await.is_err() {
+                // A client of NBD waits to be greeted: one that is heard has gone.
+                let there = tokio::select! {
+                    there = has_snapshot.wait_for(|there| *there) => there.is_ok(),
+                    _ = near.readable() => false,
+                };
+                if !there {
                     return;
                 }
                 match source.open().await {

@@ -17,6 +17,7 @@ mod free_pages;
 mod frozen;
 mod guest;
 mod held;
+mod incoming_memory;
 mod launch;
 mod link;
 mod memory;

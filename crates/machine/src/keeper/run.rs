@@ -144,8 +144,11 @@ async fn keep(
         }
     };
     if !is_there && let Ok(Stop { done, .. }) = stops.try_recv() {
-        servers.close(home).await;
         let reason = "it was told to stop before it began".to_owned();
+        if let Some(begun) = begun {
+            begun.refuse(home, &MachineError::Ended { machine: home.name().to_string(), reason: reason.clone() }).await;
+        }
+        servers.close(home).await;
         note(home, MachineEnd { clean: true, reason, unix_ms: unix_ms() });
         return Ok(vec![done]);
     }

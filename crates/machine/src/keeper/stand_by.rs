@@ -11,7 +11,7 @@ use onecopy_checkpoint::link::Received;
 use onecopy_hypervisor::Machine;
 use onecopy_postgres::ServiceUser;
 
-use super::arriving::{Arriving, load, note_prefix};
+use super::arriving::{Arriving, Coming, CopyLink, load, note_prefix};
 use super::backup::Copy;
 use super::link::{Answered, DestinationLink, Said, message, set_protected, understand};
 use super::protection::{ProtectionRole, ProtectionState, ProtectionStatus};
@@ -129,20 +129,9 @@ impl Arriving {
         user: &ServiceUser,
         machine: &Machine,
     ) -> Result<(), MachineError> {
-        let Arriving {
-            mut link,
-            stream,
-            mut decoder,
-            prefix,
-            shared,
-            record,
-            keeper,
-            has_snapshot,
-            copy,
-            memory_open,
-            restored,
-        } = self;
-        let copy = copy.ok_or_else(|| failed(home, "there is no copy of it"))?;
+        let Arriving { coming, stream, failures, prefix, record, keeper, has_snapshot, restored } = self;
+        let Coming::Copy(coming) = coming else { return Err(failed(home, "there is no copy of it")) };
+        let CopyLink { mut link, mut decoder, copy } = *coming;
         let status = ProtectionStatus::new(ProtectionRole::Backup, record.origin.clone());
         keeper.change(|told| told.protection = Some(status));
         let own = stream.try_clone().map_err(|error| failed(home, error))?;
@@ -174,22 +163,11 @@ impl Arriving {
                 return Err(keep_there(home, &record));
             }
             (None, Ended::Last) => {
-                let (copy, told) = (Some(copy), Arc::clone(&keeper));
+                let told = Arc::clone(&keeper);
                 // Nothing more comes: where the source is lost now, a person decides.
                 told.change_protection(|status| status.state = ProtectionState::Unprotected);
-                let arriving = Arriving {
-                    link,
-                    stream,
-                    decoder,
-                    prefix,
-                    shared,
-                    record,
-                    keeper,
-                    has_snapshot,
-                    copy,
-                    memory_open,
-                    restored,
-                };
+                let coming = Coming::Copy(Box::new(CopyLink { link, decoder, copy }));
+                let arriving = Arriving { coming, stream, failures, prefix, record, keeper, has_snapshot, restored };
                 arriving.arrive(home, user, machine, heard).await?;
                 told.change(|told| told.protection = None);
                 return Ok(());

@@ -6,7 +6,7 @@ use onecopy_hypervisor::configuration::{MemoryBackend, MemoryLock};
 use onecopy_hypervisor::{Machine, MachineDirectory, Qemu, TimeLimits};
 use onecopy_postgres::ServiceUser;
 
-use super::arriving::{Arriving, refuse};
+use super::arriving::{Arriving, Coming, refuse};
 use super::guest::{end_unbegun, run, unplug_isolated};
 use super::network;
 use super::qemu_configuration::configuration;
@@ -42,18 +42,18 @@ impl Begun {
     /// What was to begin here does not, because of this: a machine that comes goes on where it was.
     pub(super) async fn refuse(self, home: &MachineHome, error: &MachineError) {
         if let Begun::Arriving(arriving) = self {
-            refuse(arriving.link.failure_sender(), arriving.stream, error).await;
-            discard(home, &arriving.record);
+            let Arriving { coming, stream, failures, record, .. } = *arriving;
+            refuse(failures, stream, error).await;
+            if let Coming::Memory(memory, _open) = coming {
+                memory.end().await;
+            }
+            discard(home, &record);
         }
     }
 }
 
-/// Starts the machine, of which nothing runs.
-pub(super) async fn start(
-    home: &MachineHome,
-    user: &ServiceUser,
-    begun: Option<Begun>,
-) -> Result<Machine, MachineError> {
+/// Starts a QEMU that boots, or waits for what it begins with, and lets no guest go.
+async fn start_qemu(home: &MachineHome, user: &ServiceUser, begun: Option<&Begun>) -> Result<Machine, MachineError> {
     let failed = |error| hypervisor_failed(home.name(), error);
     // Where the link leads: QEMU's paths of sockets are short there.
     let directory = MachineDirectory::new(home.run()).map_err(failed)?;
@@ -61,7 +61,7 @@ pub(super) async fn start(
     let mut configuration = configuration(home, &home.configuration()?, user)?;
     // It is let go by us, once that is known to be right.
     configuration.starts_paused = true;
-    let restored = begun.as_ref().map(Begun::restored);
+    let restored = begun.map(Begun::restored);
     let (incoming, inherited) = restored.map(Restored::incoming).unzip();
     configuration.incoming = incoming;
     let is_arriving = matches!(begun, Some(Begun::Arriving(_)));
@@ -80,15 +80,31 @@ pub(super) async fn start(
         }
     }
     let qemu = Qemu::find().map_err(failed)?;
-    let made = restored.map(|restored| restored.disk);
     desired_state::begin(home, user, LEASE_TIMEOUT).await?;
     if is_arriving {
         // Before QEMU has anything: nobody lets it go who does not know that it was given away.
         desired_state::note(home, DesiredState::Arriving)?;
     }
-    let machine =
-        Machine::start(&qemu, &configuration, &directory, inherited.as_slice(), limits).await.map_err(failed)?;
-    drop(inherited);
+    Machine::start(&qemu, &configuration, &directory, inherited.as_slice(), limits).await.map_err(failed)
+}
+
+/// Starts the machine, of which nothing runs.
+pub(super) async fn start(
+    home: &MachineHome,
+    user: &ServiceUser,
+    begun: Option<Begun>,
+) -> Result<Machine, MachineError> {
+    let machine = match start_qemu(home, user, begun.as_ref()).await {
+        Ok(machine) => machine,
+        Err(error) => {
+            if let Some(begun) = begun {
+                begun.refuse(home, &error).await;
+            }
+            return Err(error);
+        }
+    };
+    let made = begun.as_ref().map(|begun| begun.restored().disk);
+    let is_arriving = matches!(begun, Some(Begun::Arriving(_)));
     let let_go = async {
         let fork = match begun {
             Some(Begun::Arriving(arriving)) => return arriving.finish(home, user, &machine).await,

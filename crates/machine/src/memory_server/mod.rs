@@ -207,6 +207,7 @@ impl Served {
             Request::Pages { epoch, since, process_id, descriptor } => {
                 serve_pages(memory, (epoch, since), (process_id, descriptor)).map(value)
             }
+            Request::RereadShadow => memory.reread_shadow().map(value),
             Request::Release => memory.release_all().map(value),
         };
         Answer::from(outcome)

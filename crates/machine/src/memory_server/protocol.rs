@@ -22,6 +22,8 @@ pub enum Request {
     /// Keeps from now on what is written back, and what the page cache has: [`KeptPages`]. Refused where there is no
     /// memory for that.
     Keep,
+    /// Takes what the shadow holds by now for what the memory holds.
+    RereadShadow,
     /// Ends the open epoch: [`EndedEpoch`].
     Cut,
     /// Writes a checkpoint of this epoch into the machine's checkpoints, what changed since the last one where that is
