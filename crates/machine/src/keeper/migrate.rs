@@ -225,20 +225,22 @@ impl Total {
 impl Work {
     /// What it would cost, without another host.
     fn predict(&self) -> Result<Prediction, String> {
-        let first = self.cut()?;
-        let pages: u64 = self.ask(Request::Count { epoch: first.epoch, since: None })?;
+        let (first, began) = (self.cut()?, Instant::now());
+        let memory_bytes = self.keeper.home().configuration().map_err(words)?.memory_bytes;
+        let pages = self.count_used(memory_bytes, first.epoch)?;
         std::thread::sleep(LOOK_PERIOD);
         let second = self.cut()?;
+        let pages_per_second = (second.pages as f64 / began.elapsed().as_secs_f64()) as u64;
         self.ask::<()>(Request::Release)?;
         let bytes = |pages: u64| pages * PAGE_BYTES as u64;
         let seconds = self.order.bytes_per_second.map(|rate| bytes(pages) as f64 / rate.max(1) as f64);
         let pause_ms = self.order.bytes_per_second.map(|rate| {
             // A round takes as long as what changed in the one before, until that is nothing.
-            let ratio = (bytes(second.pages) as f64 / rate.max(1) as f64).min(1.0);
+            let ratio = (bytes(pages_per_second) as f64 / rate.max(1) as f64).min(1.0);
             let fixed = FIXED.as_millis() as u64;
             fixed + if ratio < 0.9 { 0 } else { (bytes(pages) as f64 / rate.max(1) as f64 * 1000.0) as u64 }
         });
-        Ok(Prediction { memory_bytes: bytes(pages), pages_per_second: second.pages, seconds, pause_ms })
+        Ok(Prediction { memory_bytes: bytes(pages), pages_per_second, seconds, pause_ms })
     }
 
     fn run_to_its_end(
@@ -315,6 +317,8 @@ impl Work {
         let hardware = Hardware::of_process(&self.machine)?;
         sender.say(&Said::Hello { token: departure.token.clone(), hardware })?;
         sender.send(image.prefix())?;
+        // While the other side looks whether it could run there.
+        let mut first = Some((self.cut()?, Instant::now(), self.ask_free_pages()));
         let answer = sender.answer()?;
         let Answered::Accepted { reads_disk, .. } = answer else { return Err(answer.instead_of("accepted")) };
         if !reads_disk {
@@ -325,13 +329,14 @@ impl Work {
         let mut slowed: Option<Slowed> = None;
         loop {
             self.check_wanted()?;
-            let ended = self.cut()?;
-            let told = if last.is_none() { self.ask_free_pages() } else { None };
+            let (ended, cut, told) = match first.take() {
+                Some(first) => first,
+                None => (self.cut()?, Instant::now(), None),
+            };
             let since = last.map_or(Since::Nothing(told.as_ref()), Since::Epoch);
-            let cut = Instant::now();
-            let stood = slowed.as_ref().map(Slowed::stood);
+            let (stood, sent_from) = (slowed.as_ref().map(Slowed::stood), Instant::now());
             let counts = self.send(sender, ended.epoch, since, None, &[])?;
-            let sending = cut.elapsed();
+            let sending = sent_from.elapsed();
             self.ask::<()>(Request::Release)?;
             if last.replace(ended.epoch).is_none() {
                 sender.say(&Said::Wait {})?;

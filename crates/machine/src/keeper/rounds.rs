@@ -148,6 +148,23 @@ impl Work {
         asked.inspect_err(|reason| tracing::info!(reason, "what is free of its memory travels, too")).ok()
     }
 
+    /// What pages held at the end of an epoch, those that changed since another one or all that are not zeros.
+    fn epoch_pages(&self, memory_bytes: u64, epoch: u64, since: Option<u64>) -> Result<EpochPages, String> {
+        let (near, far) = UnixStream::pair().map_err(words)?;
+        let (process_id, descriptor) = (std::process::id(), far.as_raw_fd());
+        self.ask::<u64>(Request::Pages { epoch, since, process_id, descriptor })?;
+        // Read to its end where the server has died.
+        drop(far);
+        EpochPages::open(near, memory_bytes / PAGE_BYTES as u64, CHECKPOINT_TIMEOUT).map_err(words)
+    }
+
+    /// How many pages the first round has at most, of an epoch that has just ended.
+    pub(super) fn count_used(&self, memory_bytes: u64, epoch: u64) -> Result<u64, String> {
+        let told = self.ask_free_pages();
+        let pages = self.epoch_pages(memory_bytes, epoch, None)?;
+        Ok(without_free(&pages, told.as_ref(), memory_bytes).len() as u64)
+    }
+
     /// Sends what pages held at the end of an epoch, those that changed since another one or all, the disk's blocks,
     /// where they travel, and the devices of a machine that stands; the other host holds them when this returns.
     pub(super) fn send(
@@ -158,14 +175,7 @@ impl Work {
         disk: Option<&EpochBlocks>,
         devices: &[u8],
     ) -> Result<Counts, String> {
-        let (near, far) = UnixStream::pair().map_err(words)?;
-        let (process_id, descriptor) = (std::process::id(), far.as_raw_fd());
-        let earlier = since.epoch();
-        self.ask::<u64>(Request::Pages { epoch, since: earlier, process_id, descriptor })?;
-        // Read to its end where the server has died.
-        drop(far);
-        let pages = EpochPages::open(near, sender.sizes.memory_bytes / PAGE_BYTES as u64, CHECKPOINT_TIMEOUT);
-        let pages = pages.map_err(words)?;
+        let pages = self.epoch_pages(sender.sizes.memory_bytes, epoch, since.epoch())?;
         let keeping = Keeping { source: &pages, sent: &sender.sent_pages };
         let used;
         let memory = match since {
@@ -173,18 +183,7 @@ impl Work {
             Since::Nothing(told) => {
                 // Most of what is sent first does not change again.
                 sender.sent_pages.forget();
-                let told = told
-                    .map(|told| FreePages::of(told, sender.sizes.memory_bytes, |page, into| pages.read(page, into)));
-                let free = match told {
-                    Some(Ok(free)) => free,
-                    Some(Err(reason)) => {
-                        tracing::warn!(reason, "what is free of its memory travels, too");
-                        FreePages::default()
-                    }
-                    None => FreePages::default(),
-                };
-                tracing::info!(pages = free.count(), "what its guest has free does not travel");
-                used = free.without(pages.numbers());
+                used = without_free(&pages, told, sender.sizes.memory_bytes);
                 Changed { numbers: &used, source: &pages }
             }
         };
@@ -204,4 +203,19 @@ impl Work {
         counts.add(&sent.repaired);
         Ok(counts)
     }
+}
+
+/// The pages of an epoch without those that its guest has free, as it has told behind the cut.
+fn without_free(pages: &EpochPages, told: Option<&FreePagesTold>, memory_bytes: u64) -> Vec<u64> {
+    let told = told.map(|told| FreePages::of(told, memory_bytes, |page, into| pages.read(page, into)));
+    let free = match told {
+        Some(Ok(free)) => free,
+        Some(Err(reason)) => {
+            tracing::warn!(reason, "what is free of its memory travels, too");
+            FreePages::default()
+        }
+        None => FreePages::default(),
+    };
+    tracing::info!(pages = free.count(), "what its guest has free does not travel");
+    free.without(pages.numbers())
 }

@@ -203,7 +203,6 @@ impl Served {
             }
             Request::Cut => memory.cut().map(|cut| value(EndedEpoch { epoch: cut.epoch.0, pages: cut.pages })),
             Request::Append { epoch, disk } => self.append(memory, Epoch(epoch), &disk).map(value),
-            Request::Count { epoch, since } => pages(memory, epoch, since).map(|pages| value(pages.len())),
             Request::Pages { epoch, since, process_id, descriptor } => {
                 serve_pages(memory, (epoch, since), (process_id, descriptor)).map(value)
             }

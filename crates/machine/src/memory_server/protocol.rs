@@ -34,13 +34,6 @@ pub enum Request {
         /// The name of the disk's part of it.
         disk: String,
     },
-    /// How many pages [`Request::Pages`] would tell: a number.
-    Count {
-        /// The epoch's number.
-        epoch: u64,
-        /// As there.
-        since: Option<u64>,
-    },
     /// Tells over a descriptor of the process that asks, a stream socket, the pages that changed since another epoch,
     /// or all that are not known to be zeros, and what they held at the end of this one, for as long as that socket's
     /// other end is open. How many: a number.
