@@ -1,7 +1,7 @@
 //! `onecopy vm migrate`: a machine goes to another host, while it runs.
 
 use std::net::{IpAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
@@ -17,6 +17,12 @@ use crate::disk::amount;
 use crate::output;
 use crate::progress::Display;
 use crate::signals::{HangUp, StopSignal};
+
+/// How long a machine may stand, milliseconds.
+const DOWNTIME_MS: u64 = 300;
+
+/// How many seconds may pass until it stands.
+pub(super) const TIMEOUT_S: u64 = 300;
 
 /// Move a running machine to another host, with all that it has in memory
 ///
@@ -40,13 +46,13 @@ pub struct Migrate {
     #[arg(long, value_name = "NAME", requires = "to")]
     bridge: Option<String>,
     /// How long it may stand, in milliseconds
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 300)]
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = DOWNTIME_MS)]
     downtime_ms: u64,
     /// Bytes a second that are sent at most, as 64M
     #[arg(long, value_name = "SIZE", value_parser = amount::bytes)]
     bandwidth: Option<u64>,
     /// How many seconds may pass until it stands; twice as many where it is slowed down then
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    #[arg(long, value_name = "SECONDS", default_value_t = TIMEOUT_S)]
     timeout_s: u64,
     /// What to do when it could not stand for so short a time by then
     #[arg(long, value_name = "WHAT", value_enum, default_value = "cancel")]
@@ -126,11 +132,9 @@ impl Migrate {
         });
         display.finish();
         match (migrated?, self.json) {
-            (Migrated::Gone(result), true) => {
-                output::say(serde_json::json!({ "event": "migrated", "result": result }));
-            }
+            (Migrated::Gone(result), true) => say_gone(&display, name.as_str(), &order.to, &result),
             (Migrated::Gone(result), false) => {
-                say_result(name.as_str(), &order.to, &result);
+                say_gone(&display, name.as_str(), &order.to, &result);
                 if result.pause_us > self.downtime_ms.saturating_mul(1000) {
                     let wanted = self.downtime_ms;
                     let why = match self.on_timeout {
@@ -150,17 +154,8 @@ impl Migrate {
     }
 
     fn order(&self) -> anyhow::Result<MigrationOrder> {
-        let to = with_port(self.to.as_deref().unwrap_or_default());
-        let keys = self.keys.as_ref().context("give the directory of this host's keys with --keys")?;
-        let origin = match &self.origin {
-            Some(origin) => origin.clone(),
-            None if self.dry_run => String::new(),
-            None => own_address(&to)?,
-        };
+        let origin = if self.dry_run { Some("") } else { self.origin.as_deref() };
         Ok(MigrationOrder {
-            keys: std::path::absolute(keys)?,
-            to,
-            origin,
             downtime_ms: self.downtime_ms,
             bytes_per_second: self.bandwidth,
             timeout_s: self.timeout_s,
@@ -168,6 +163,7 @@ impl Migrate {
             throttles: self.on_timeout == OnTimeout::Throttle,
             is_only_tried: self.dry_run,
             bridge: self.bridge.clone(),
+            ..order(self.to.as_deref().unwrap_or_default(), self.keys.as_deref(), origin)?
         })
     }
 
@@ -176,50 +172,77 @@ impl Migrate {
         {
             tracing::warn!("its keeper is of an earlier build, and does not slow it down; what started it anew would");
         }
-        if self.json {
-            output::say(serde_json::to_value(event).unwrap_or_default());
-            return;
-        }
-        display.step(match event {
-            MigrationEvent::Accepted { shares_disk: false, .. } => {
-                "the other host takes it; its memory is sent".to_owned()
-            }
-            MigrationEvent::Accepted { shares_disk: true, .. } => {
-                "the other host takes it, and reads its disk; the rest of its memory is sent".to_owned()
-            }
-            MigrationEvent::Waiting => "QEMU waits there".to_owned(),
-            MigrationEvent::Round {
-                round,
-                zero_pages,
-                known_pages,
-                disk_pages,
-                data_pages,
-                bytes,
-                took_ms,
-                pages_per_second,
-                expected_pause_ms,
-                throttle_percent,
-            } => {
-                let expected = match (pages_per_second, expected_pause_ms) {
-                    (Some(pages), Some(pause)) => format!("; {pages} pages/s change, it would stand {pause} ms"),
-                    _ => String::new(),
-                };
-                let throttled = throttle_percent.map(|percent| format!("; it stood for {percent} % of the time"));
-                let (bytes, throttled) = (HumanBytes(*bytes), throttled.unwrap_or_default());
-                let left_out = zero_pages + known_pages;
-                format!(
-                    "round {round}: {data_pages} pages, {disk_pages} on the disk, {left_out} known; {bytes} in \
-                     {took_ms} ms{expected}{throttled}"
-                )
-            }
-            MigrationEvent::Stopped => "it stands".to_owned(),
-            MigrationEvent::Loaded => "it stands there".to_owned(),
-            MigrationEvent::Given => "it is given away".to_owned(),
-        });
+        tell(display, event);
     }
 }
 
-fn say_result(name: &str, to: &str, result: &MigrationResult) {
+/// The order by which a machine goes to another host, with what is usual.
+pub(super) fn order(to: &str, keys: Option<&Path>, origin: Option<&str>) -> anyhow::Result<MigrationOrder> {
+    let to = with_port(to);
+    let keys = keys.context("give the directory of this host's keys with --keys")?;
+    let origin = origin.map_or_else(|| own_address(&to), |origin| Ok(origin.to_owned()))?;
+    Ok(MigrationOrder {
+        keys: std::path::absolute(keys)?,
+        to,
+        origin,
+        downtime_ms: DOWNTIME_MS,
+        bytes_per_second: None,
+        timeout_s: TIMEOUT_S,
+        goes_on_timeout: false,
+        throttles: false,
+        is_only_tried: false,
+        bridge: None,
+    })
+}
+
+/// Shows how far a machine is on its way.
+pub(super) fn tell(display: &Display, event: &MigrationEvent) {
+    if matches!(display, Display::Json) {
+        output::say(serde_json::to_value(event).unwrap_or_default());
+        return;
+    }
+    display.step(match event {
+        MigrationEvent::Accepted { shares_disk: false, .. } => "the other host takes it; its memory is sent".to_owned(),
+        MigrationEvent::Accepted { shares_disk: true, .. } => {
+            "the other host takes it, and reads its disk; the rest of its memory is sent".to_owned()
+        }
+        MigrationEvent::Waiting => "QEMU waits there".to_owned(),
+        MigrationEvent::Round {
+            round,
+            zero_pages,
+            known_pages,
+            disk_pages,
+            data_pages,
+            bytes,
+            took_ms,
+            pages_per_second,
+            expected_pause_ms,
+            throttle_percent,
+        } => {
+            let expected = match (pages_per_second, expected_pause_ms) {
+                (Some(pages), Some(pause)) => format!("; {pages} pages/s change, it would stand {pause} ms"),
+                _ => String::new(),
+            };
+            let throttled = throttle_percent.map(|percent| format!("; it stood for {percent} % of the time"));
+            let (bytes, throttled) = (HumanBytes(*bytes), throttled.unwrap_or_default());
+            let left_out = zero_pages + known_pages;
+            format!(
+                "round {round}: {data_pages} pages, {disk_pages} on the disk, {left_out} known; {bytes} in \
+                 {took_ms} ms{expected}{throttled}"
+            )
+        }
+        MigrationEvent::Stopped => "it stands".to_owned(),
+        MigrationEvent::Loaded => "it stands there".to_owned(),
+        MigrationEvent::Given => "it is given away".to_owned(),
+    });
+}
+
+/// Says that a machine has gone, and how.
+pub(super) fn say_gone(display: &Display, name: &str, to: &str, result: &MigrationResult) {
+    if matches!(display, Display::Json) {
+        output::say(serde_json::json!({ "event": "migrated", "result": result }));
+        return;
+    }
     let MigrationResult { rounds, bytes, pause_us, total_ms, forwards, shares_disk, .. } = result;
     output::say(format_args!(
         "{name} runs at {to}. It stood {:.1} ms; {} in {rounds} rounds, {:.1} s.",

@@ -152,7 +152,12 @@ fn serves_snapshot(machines: &MachineDirectory) -> bool {
 /// Until a machine that has come needs nothing of where it was.
 #[track_caller]
 pub fn wait_whole(machines: &MachineDirectory) {
-    let arrival = machines.home("web").join("arrival.json");
+    wait_whole_of(machines, "web");
+}
+
+#[track_caller]
+fn wait_whole_of(machines: &MachineDirectory, name: &str) {
+    let arrival = machines.home(name).join("arrival.json");
     until("all of its disk is there", || {
         std::fs::read_to_string(&arrival).is_ok_and(|text| text.contains("\"is_whole\":true"))
     });
@@ -252,6 +257,53 @@ fn t31_a_machine_goes_to_another_host_and_back_while_it_writes() {
     here.1.directory.run(&["vm", "checkpoint", "web"]).ok();
     here.0.tells(&["onecopy_machine_checkpoints{server=\"web\"} 1".to_owned()]);
     here.1.directory.run(&["vm", "stop", "web", "--force"]).ok();
+}
+
+/// A fork goes to another host at once, and its parent runs on here: it has what its parent had, in memory and on its
+/// disk, and neither sees what the other writes then. A host that cannot be reached is seen before there is a fork; of
+/// one that is not taken the fork stays, and goes by the command that is told.
+///
+/// Spec: D6
+#[test]
+fn t56_a_fork_goes_to_another_host_and_its_parent_stays() {
+    if is_left_out("t56_a_fork_goes_to_another_host_and_its_parent_stays") {
+        return;
+    }
+    let hosts = Hosts::new(|_| Vec::new());
+    let (here, there) = (&hosts.here, &hosts.there);
+    here.1.directory.run(&["vm", "create", "web", "--memory=256MB", "--disk=4GB", "--checkpoints", "--start"]).ok();
+    here.1.guest("web", "for p in /dev/shm /root; do echo before > $p/kept; done; sync");
+    let boot = here.1.guest("web", "cat /proc/sys/kernel/random/boot_id");
+    let keys = here.0.keys.to_str().expect("UTF-8");
+    let fork = |to: &str| {
+        let order = ["vm", "fork", "web", "trial", "--to", to, "--keys", keys, "--origin", &here.0.address];
+        here.1.directory.run(&order)
+    };
+    assert!(fork("127.0.0.1:1").refused(1).contains("cannot reach the host 127.0.0.1:1"));
+    assert!(!here.1.home("trial").exists(), "nothing was made");
+
+    there.1.directory.run(&["vm", "create", "trial", "--disk=4GB"]).ok();
+    let refused = fork(&there.0.address).refused(1);
+    let remedy = format!("vm migrate trial --to {} --keys {keys} --origin {}", there.0.address, here.0.address);
+    assert!(refused.contains(&format!("`onecopy {remedy}`")), "{refused}");
+    assert_eq!(here.1.machine("trial")["state"], "running", "it is here");
+    there.1.directory.run(&["vm", "delete", "trial"]).ok();
+    here.1.directory.run(&remedy.split(' ').collect::<Vec<&str>>()).ok();
+    wait_whole_of(&there.1, "trial");
+    there.1.directory.run(&["vm", "stop", "trial", "--force"]).ok();
+    there.1.directory.run(&["vm", "delete", "trial"]).ok();
+    here.1.directory.run(&["vm", "delete", "trial"]).ok();
+
+    let told = fork(&there.0.address).ok();
+    assert!(told.contains(&format!("trial runs at {}", there.0.address)), "{told}");
+    here.1.guest("web", "for p in /dev/shm /root; do echo parent > $p/kept; done");
+    let seen = "cat /proc/sys/kernel/hostname /proc/sys/kernel/random/boot_id /dev/shm/kept /root/kept";
+    assert_eq!(there.1.guest("trial", seen), format!("trial\n{boot}\nbefore\nbefore"));
+    there.1.guest("trial", "for p in /dev/shm /root; do echo fork > $p/kept; done");
+    assert_eq!(here.1.guest("web", "cat /dev/shm/kept /root/kept"), "parent\nparent");
+    wait_whole_of(&there.1, "trial");
+    here.1.directory.run(&["vm", "delete", "trial"]).ok();
+    assert_eq!(there.1.guest("trial", "cat /root/kept"), "fork", "it needs nothing from here any more");
 }
 
 /// A machine that changes faster than the link carries stays, and says why; slowed down it goes. Where it stays after
