@@ -115,7 +115,7 @@ bench: setup ## the experiments; writes docs/results
 	cargo build --locked --release -p onecopy -p onecopy-bench -p onecopy-guest-agent -p onecopy-testing
 	@scripts/extension.sh
 	@guest/build-image.sh --agent $(TARGET)/release/onecopy-guest-agent
-	for experiment in $(if $(BENCH),'$(BENCH)',router router-memory clone memory disk checkpoint fork migration protection); do \
+	for experiment in $(if $(BENCH),'$(BENCH)',router router-memory clone memory disk checkpoint fork scale migration protection); do \
 		$(TARGET)/release/onecopy-bench $$experiment; done
 
 lint: setup ## rustfmt, clippy, cargo-deny, shellcheck, the C compiler's warnings, pgindent

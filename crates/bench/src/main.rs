@@ -23,6 +23,7 @@ mod proxy;
 mod router;
 mod router_memory;
 mod router_report;
+mod scale;
 mod statistics;
 mod two_hosts;
 mod virtual_disk;
@@ -51,6 +52,8 @@ enum Experiment {
     Checkpoint(checkpoint::CheckpointOptions),
     /// Forks of a machine: how soon they answer, how fast they are, and what memory is their own.
     Fork(fork::ForkOptions),
+    /// A cluster in machines that grows under load, by forks and by base backups: how soon, how fast, how much memory.
+    Scale(scale::ScaleOptions),
     /// A machine that goes to another host: seconds, bytes and pause, against QEMU's own migration.
     Migration(migration::MigrationOptions),
     /// A machine that another host protects: what that costs, and how soon it goes on when it dies.
@@ -87,6 +90,7 @@ fn run(experiment: Experiment) -> anyhow::Result<()> {
             Experiment::Disk(options) => until_interrupted(virtual_disk::run(&options)).await,
             Experiment::Checkpoint(options) => until_interrupted(checkpoint::run(&options)).await,
             Experiment::Fork(options) => until_interrupted(fork::run(&options)).await,
+            Experiment::Scale(options) => until_interrupted(scale::run(&options)).await,
             Experiment::Migration(options) => until_interrupted(migration::run(&options)).await,
             Experiment::Protection(options) => until_interrupted(protection::run(&options)).await,
             Experiment::DiskServer(options) => virtual_disk::serve(&options),
