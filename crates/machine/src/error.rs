@@ -121,6 +121,15 @@ pub enum MachineError {
         /// Its name.
         name: MachineName,
     },
+    /// It is on its way here.
+    #[error(
+        "the machine {name} comes from another host, and runs there until it is known to run here: there onecopy vm \
+         migrate {name} --cancel ends that; where that host is dead --abandon gives it up here"
+    )]
+    Comes {
+        /// Its name.
+        name: MachineName,
+    },
     /// It has come from another host, and it is not known yet whether it runs there.
     #[error(
         "the machine {name} has come from another host, and it is not known yet whether it goes on there: that host is \

@@ -8,7 +8,8 @@
 //! | forget | the same, and that it has not gone elsewhere; that it stands matters where checkpoints are named |
 //! | migrate | as a checkpoint, and that its memory can be sent ([`check_sendable`]) |
 //! | protect | that it runs, that nobody protects it, that its processors run, that its memory can be sent |
-//! | stop, unprotect | that it is no copy that stands by for another host's machine ([`Keeper::check_no_copy`]) |
+//! | stop | that it is not on its way here ([`Keeper::check_is_here`]); no copy either, as for unprotect |
+//! | unprotect | that it is no copy that stands by for another host's machine ([`Keeper::check_no_copy`]) |
 //!
 //! What else an order needs (a bridge there, a disk that is whole) is looked at where it is done. Until it is its turn
 //! a machine may have become another one: what matters then is looked at again.
@@ -45,6 +46,17 @@ impl Keeper {
     /// The same, for who must.
     pub(super) async fn alone_in_turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.checkpointing.lock().await
+    }
+
+    /// Refuses where it is a copy, or on its way here: stopped when it has come it would run nowhere.
+    pub(super) fn check_is_here(&self) -> Result<(), MachineError> {
+        self.check_no_copy()?;
+        match Arrival::of(&self.home) {
+            Ok(Some(Arrival { state: ArrivalState::Begun, .. })) => {
+                Err(MachineError::Comes { name: self.home.name().clone() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Refuses where it is, or becomes, a copy that protects a machine of another host: only that one ends it.

@@ -72,8 +72,11 @@ impl IncomingMemory {
         let stream = Arc::clone(&self.stream);
         self.thread = Some(tokio::task::spawn_blocking(move || {
             let failures = taker.link.failure_sender();
-            // At once: whoever waits for this may be busy with a QEMU that starts.
-            let failed = |reason: &String| link::refuse(&failures, &stream, reason);
+            // At once: whoever waits for this may be busy with a QEMU that starts, and nobody reads what comes.
+            let failed = |reason: &String| {
+                link::refuse(&failures, &stream, reason);
+                let _ = stream.shutdown(Shutdown::Both);
+            };
             work(&mut taker).inspect_err(failed).map(|()| taker)
         }));
     }

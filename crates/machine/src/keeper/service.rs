@@ -251,7 +251,7 @@ impl Keeper {
             // It was seen to before.
             KeeperRequest::Receive {} => failed("nobody comes over this connection".to_owned()),
             KeeperRequest::Stop { force, timeout_ms } => {
-                if let Err(error) = self.check_no_copy() {
+                if let Err(error) = self.check_is_here() {
                     return failed(error.to_string());
                 }
                 let (done, ended) = oneshot::channel();

@@ -209,6 +209,8 @@ fn t31_a_machine_goes_to_another_host_and_back_while_it_writes() {
     let cancelled = std::thread::scope(|scope| {
         let migrating = scope.spawn(|| migrate(here, &there.0, &["--bandwidth=2M"]));
         until("it is under way", || there.1.home("web").join("memory.shadow").exists());
+        let refused = there.1.directory.run(&["vm", "stop", "web", "--force"]).refused(1);
+        assert!(refused.contains("comes from another host, and runs there"), "{refused}");
         here.1.directory.run(&["vm", "migrate", "web", "--cancel"]).ok();
         migrating.join().expect("it does not panic")
     });
