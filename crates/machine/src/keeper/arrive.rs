@@ -1,9 +1,10 @@
 //! The destination's side of a migration: a machine that comes while it runs elsewhere, and begins where it stood.
 //!
 //! ```text
-//!  hello ──┬──> first round ──> memory.shadow ─────────────────┬──> further rounds into the memory
-//!          └──> memory, disk over what comes, QEMU that waits ──┘
-//!  ──> last round, devices: it stands (arriving) ──> go, or the source's host says that it was given away ──> it runs
+//!  hello ──┬──> first round ──> memory.shadow ────────────────┬──> further rounds into the memory
+//!          └──> memory, disk over what comes, QEMU that waits ─┘
+//!   ──> last round, devices: it stands (arriving)
+//!   ──> go, or the source's host says that it was given away ──> it runs
 //! ```
 //!
 //! It runs only after the source has written down that it was given away; it is forgotten only after the source's host
